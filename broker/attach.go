@@ -105,7 +105,10 @@ func (b *Broker) attach(conn *net.UnixConn, p *engine.Peer, req *control.Request
 	if req.Op == control.OpClient {
 		err = a.attachClient(p, req)
 	} else {
-		err = a.attachWorker(p, s, req, offer, b.super.GroupOf(p.Pid))
+		group := b.super.GroupOf(p.Pid)
+		if err = a.attachWorker(p, s, req, offer, group); err == nil {
+			b.models.noteWorker(m, group)
+		}
 	}
 	return a, err
 }
@@ -251,6 +254,7 @@ func (b *Broker) modelForWorker(req *control.Request, uid int) (*model, *stage, 
 func (b *Broker) takeForWorker(req *control.Request, sig tensor.Signature, uid int) (m *model, s *stage, err error) {
 	mc, stage, mine := ModelConfig{Name: req.Model, Signature: sig, Policy: req.Policy}, "", false
 	if req.Pipeline == "" {
+		b.models.forgetUnlike(&mc)
 		m, s, mine, err = b.models.reserveStage(req.Model)
 	} else {
 		i := strings.LastIndexByte(req.Model, '/')
@@ -261,6 +265,7 @@ func (b *Broker) takeForWorker(req *control.Request, sig tensor.Signature, uid i
 		if mc, err = parsePipeline(req.Model[:i], req.Pipeline); err != nil {
 			return nil, nil, err
 		}
+		b.models.forgetUnlike(&mc)
 		m, mine, err = b.models.reserveName(mc.Name)
 	}
 	switch {

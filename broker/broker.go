@@ -119,6 +119,7 @@ func New(cfg Config) (_ *Broker, err error) {
 	b.models.putAliases(cfg.Aliases)
 	b.super = supervise.New(b.log, cfg.Socket)
 	b.super.Faulted = b.dropDevices
+	b.models.willReturn = b.super.WillReturn
 	b.staff = newStaff(b)
 	if cfg.TakeOver != nil {
 		b.listener, err = listenBeside(cfg.Socket, cfg.OpenFolder)

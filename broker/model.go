@@ -29,13 +29,15 @@ type model struct {
 	log        *slog.Logger
 	isPipeline bool
 	onDemand   atomic.Bool     // it has no workers, and a request starts some
+	declared   ModelConfig     // as it was made
 	settings   policy.Settings // of a pipeline: the ring's, and the stages' common ones
 
 	undeclare func() // ends the count of the model for the user that declared it
 
 	// Under the registry's lock:
 	made    chan struct{} // closed when the model is made or abandoned; then nil
-	dynamic bool          // declared by a worker: goes with its last session
+	dynamic bool          // declared by a worker: goes with its last session, unless group has a process for it
+	group   string        // of its last worker, as supervise.Supervisor.GroupOf
 	users   int           // sessions, and other holders; see registry
 }
 
@@ -57,7 +59,7 @@ func (m *model) buildRing(b *Broker, cfg ModelConfig) error {
 		return err
 	}
 	m.layout, m.settings, m.signature, m.shape = p.layout, p.settings, p.layout.Signature.String(), cfg.shape()
-	m.log, m.isPipeline = b.log.With("model", cfg.Name), len(cfg.Stages) > 0
+	m.log, m.isPipeline, m.declared = b.log.With("model", cfg.Name), len(cfg.Stages) > 0, cfg
 	spec := engine.RingSpec{
 		Name: cfg.Name, Layout: p.layout, Create: b.cfg.create, Epoch: b.epoch, UserShare: b.cfg.Limits.UserShare, Log: m.log,
 		Pipeline: m.isPipeline, SessionEnded: func() { b.models.leaveModel(m) },

@@ -5,6 +5,7 @@ package broker
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -22,7 +23,7 @@ import (
 //
 //	      reserveName        publishModel
 //	free ─────────────► making ─────────► there
-//	 ▲                    │ abandonModel    │ leaveModel of the last session, if dynamic
+//	 ▲                    │ abandonModel    │ forget, after the last session, if dynamic
 //	 └────────────────────┴─────────────────┘
 //
 // A caller that wants a name waits while the model is being made. A caller that has taken
@@ -36,12 +37,14 @@ type registry struct {
 	draining bool
 	changes  changes
 	forgot   func() // called on the loop of a model that was forgotten
+	// willReturn says that a worker process of the group is being started again.
+	willReturn func(group string) bool
 }
 
 func newRegistry(epoch uint64, loops []*engine.Loop) *registry {
 	return &registry{
 		models: map[string]*model{}, aliases: map[string]*aliasEntry{}, loops: loops, load: map[*engine.Loop]int{},
-		changes: changes{count: epoch}, forgot: func() {},
+		changes: changes{count: epoch}, forgot: func() {}, willReturn: func(string) bool { return false },
 	}
 }
 
@@ -195,23 +198,55 @@ func (g *registry) endMaking(m *model) {
 	m.made = nil
 }
 
-// leaveModel gives back a taken model. After the last leave a dynamic model is forgotten.
+// leaveModel gives back a taken model. After the last leave a dynamic model is forgotten, unless
+// the broker starts its worker again.
 func (g *registry) leaveModel(m *model) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	m.users--
 	g.load[m.loop]--
-	if m.dynamic && m.users == 0 {
-		delete(g.models, m.name)
-		g.load[m.loop]--
-		g.changes.noteChange()
-		m.loop.Post(func() {
-			m.loop.ForgetRing(m.ring)
-			m.undeclare()
-			m.log.Info("model forgotten: its last worker and client left")
-			g.forgot()
-		})
+	g.forgetUnawaited(m)
+}
+
+// noteWorker notes the group of a model's worker. Processes that serve another model now do not
+// come back to their old one.
+func (g *registry) noteWorker(m *model, group string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	m.group = group
+	for _, other := range g.models {
+		g.forgetUnawaited(other)
 	}
+}
+
+// forgetUnlike forgets a model that waits for its worker, if a worker declares it otherwise now.
+func (g *registry) forgetUnlike(mc *ModelConfig) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if m := g.models[mc.Name]; m != nil && m.isUnused() && !reflect.DeepEqual(m.declared, *mc) {
+		g.forget(m)
+	}
+}
+
+// isUnused is called with the registry's lock held.
+func (m *model) isUnused() bool { return m.dynamic && m.users == 0 }
+
+func (g *registry) forgetUnawaited(m *model) {
+	if m.isUnused() && !g.willReturn(m.group) {
+		g.forget(m)
+	}
+}
+
+func (g *registry) forget(m *model) {
+	delete(g.models, m.name)
+	g.load[m.loop]--
+	g.changes.noteChange()
+	m.loop.Post(func() {
+		m.loop.ForgetRing(m.ring)
+		m.undeclare()
+		m.log.Info("model forgotten: its last worker and client left")
+		g.forgot()
+	})
 }
 
 // serves reports whether there is a model, or a stage of a pipeline, of that name.

@@ -188,6 +188,38 @@ func TestADeclaredWorkerIsStartedAttachesAndIsStartedAgain(t *testing.T) {
 	}
 }
 
+// The broker starts the only worker of a model that nobody else uses again: the model stays,
+// unless a worker declares it otherwise.
+func TestAModelThatTheBrokerServesAgainIsNotForgotten(t *testing.T) {
+	again := filepath.Join(t.TempDir(), "again")
+	w := worker()
+	w.Command = []string{"sh", "-c", `[ -e "$0" ] && until [ -e "$0.now" ]; do sleep 0.01; done; exec ` + w.Command[0], again}
+	w.Env["RINGBATCH_MODEL"] = "d"
+	s := serve(t, func(c *Config) { c.Models, c.Workers = nil, []supervise.Worker{w} })
+	first := s.until("the worker attaches", attached(1)).Models[0].Workers[0].Pid
+	must.Do(t, os.WriteFile(again, nil, 0o600))
+	must.Do(t, syscall.Kill(first, syscall.SIGKILL))
+	s.until("its worker has left", func(stats.Broker) bool { return strings.Contains(s.log.String(), "worker left") })
+	client, err := attach.Open(t.Context(), s.b.Socket(), &control.Request{Op: control.OpClient, Model: "d", Window: 1})
+	must.Do(t, err)
+	client.Close()
+	must.Do(t, os.WriteFile(again+".now", nil, 0o600))
+	s.until("it is served again", func(st stats.Broker) bool { return attached(1)(st) && st.Models[0].Workers[0].Pid != first })
+	if log := s.log.String(); strings.Contains(log, "forgotten") || strings.Count(log, "model ready") != 1 {
+		t.Errorf("the model was made again:\n%s", log)
+	}
+
+	must.Do(t, os.Remove(again+".now"))
+	must.Do(t, syscall.Kill(s.stats().Models[0].Workers[0].Pid, syscall.SIGKILL))
+	s.until("its worker has left again", attached(0))
+	other := workerOf("d")
+	other.Worker.Inputs = []string{"x:f32[5]"}
+	changed, err := attach.Open(t.Context(), s.b.Socket(), other)
+	must.Do(t, err)
+	changed.Close()
+	s.until("a model of other workers is forgotten", func(st stats.Broker) bool { return len(st.Models) == 0 })
+}
+
 // A gateway, for one, has requests of others to finish.
 func TestASupervisedClientEndsBeforeTheBrokerDrains(t *testing.T) {
 	client := worker()

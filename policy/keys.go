@@ -5,13 +5,10 @@ package policy
 import (
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/typo"
-	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -172,8 +169,5 @@ func Names(accept func(Key) bool) (names []string) {
 
 // unknown is the error for a key that the table does not have.
 func unknown(name string) error {
-	all := Names(func(Key) bool { return true })
-	near := typo.DidYouMean(name, all)
-	slices.Sort(all)
-	return fmt.Errorf("%w: unknown key %q%s; known are %s", status.ErrInvalid, name, near, strings.Join(all, ", "))
+	return typo.UnknownKey(name, Names(func(Key) bool { return true }))
 }

@@ -5,8 +5,11 @@ package configfile
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"os"
+	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,6 +18,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/broker/supervise"
+	"github.com/ringbatch/ringbatch/internal/typo"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -240,7 +244,7 @@ func Parse(text string) (broker.Config, error) {
 	for _, key := range meta.Undecoded() {
 		// The rest are settings of a policy, or models of an alias.
 		if len(key) < 2 || key[0] != "alias" && key[0] != "model" || isWorkers(key) {
-			return broker.Config{}, fmt.Errorf("%w: unknown key %q", status.ErrInvalid, key.String())
+			return broker.Config{}, unknownKey(key)
 		}
 	}
 	var tables struct {
@@ -299,13 +303,42 @@ func Parse(text string) (broker.Config, error) {
 	return cfg, nil
 }
 
+// keysOf lists the keys of a table.
+func keysOf[table any]() (keys []string) {
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[table]()) {
+		keys = append(keys, f.Tag.Get("toml"))
+	}
+	return keys
+}
+
+// ModelKeys are the keys of [[model]] that are not its policy.
+func ModelKeys() []string { return keysOf[fileModel]() }
+
+func unknownKey(key toml.Key) error {
+	name, known := key[0], keysOf[file]()
+	for i, table := range key[:len(key)-1] {
+		switch table {
+		case "worker":
+			name, known = key[i+1], keysOf[fileWorker]()
+		case "gpu":
+			name, known = key[i+1], keysOf[fileGPU]()
+		case "allow":
+			name, known = key[i+1], keysOf[fileGrant]()
+		}
+	}
+	return typo.UnknownKey(name, known)
+}
+
 // isWorkers says that a key belongs to a model's or stage's worker, which has no policy.
 func isWorkers(key toml.Key) bool {
 	return key[0] == "model" && (key[1] == "worker" || key[1] == "stage" && len(key) > 2 && key[2] == "worker")
 }
 
 func (f *fileModel) parseModel(table map[string]any) (m broker.ModelConfig, err error) {
-	m = broker.ModelConfig{Name: f.Name, Policy: settings(table), Idle: f.Idle.value(), Keep: f.Keep}
+	m = broker.ModelConfig{Name: f.Name, Idle: f.Idle.value(), Keep: f.Keep}
+	if m.Policy, err = settings(table, ModelKeys()); err != nil {
+		return m, err
+	}
 	if f.Idle != nil && m.Idle <= 0 {
 		return m, fmt.Errorf("%w: idle is %v, must be positive", status.ErrInvalid, m.Idle)
 	}
@@ -329,7 +362,10 @@ func (f *fileModel) parseModel(table map[string]any) (m broker.ModelConfig, err 
 func (f *fileModel) parseStages(table map[string]any, m *broker.ModelConfig) (err error) {
 	tables, _ := table["stage"].([]map[string]any)
 	for i := range f.Stages {
-		s := broker.StageConfig{Name: f.Stages[i].Name, Policy: settings(tables[i])}
+		s := broker.StageConfig{Name: f.Stages[i].Name}
+		if s.Policy, err = settings(tables[i], keysOf[fileStage]()); err != nil {
+			return fmt.Errorf("stage %q: %w", s.Name, err)
+		}
 		if s.Workers, err = parseWorkers(f.Stages[i].Workers); err != nil {
 			return fmt.Errorf("stage %q: %w", s.Name, err)
 		}
@@ -360,15 +396,20 @@ func parseWorkers(declared []fileWorker) (list []supervise.Worker, err error) {
 	return list, nil
 }
 
-// settings are the texts of a model's table. An inner table has parts of a key, as
+// settings are the texts of a model's table, without its own keys. An inner table has parts of a key, as
 // [model.buckets]. The tables of [[model.priority]] have the settings of one level each.
-func settings(table map[string]any) policy.Policy {
+func settings(table map[string]any, own []string) (policy.Policy, error) {
 	p := policy.Policy{}
-	for key, value := range table {
-		switch key {
-		case "name", "inputs", "outputs", "state", "memory", "idle", "keep", "worker", "stage":
+	known := append(policy.Names(func(policy.Key) bool { return true }), "priority")
+	for _, key := range slices.Sorted(maps.Keys(table)) {
+		value := table[key]
+		if slices.Contains(own, key) {
 			continue
-		case "priority":
+		}
+		if base, _, _ := strings.Cut(key, "."); !slices.Contains(known, base) {
+			return nil, typo.UnknownKey(key, append(known, own...))
+		}
+		if key == "priority" {
 			if levels, ok := value.([]map[string]any); ok {
 				p["priorities"] = strconv.Itoa(len(levels))
 				for i, level := range levels {
@@ -387,7 +428,7 @@ func settings(table map[string]any) policy.Policy {
 		}
 		p[key] = text(value)
 	}
-	return p
+	return p, nil
 }
 
 func text(value any) string {

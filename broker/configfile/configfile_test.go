@@ -5,6 +5,7 @@ package configfile
 import (
 	"errors"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -87,6 +88,26 @@ stop_time = "2s"
 		}
 		if _, err := Parse("[[worker]]\n" + command + bad); err == nil {
 			t.Errorf("accepted %q", bad)
+		}
+	}
+}
+
+func TestAnUnknownKeyIsRefusedWithThoseOfItsTable(t *testing.T) {
+	stage := "[[model]]\nname = \"p\"\ninputs = [\"x:f32[4]\"]\noutputs = [\"y:f32[4]\"]\n[[model.stage]]\nname = \"s\"\n"
+	for text, says := range map[string]string{
+		staffed(`idel = "5s"`, ""):           `model "m": invalid value: unknown key "idel"; known are ageing, .*, idle, inputs, keep, .*, memory, .*, worker$`,
+		staffed(`idles = "5s"`, ""):          `"idles" \(did you mean idle\?\); known`,
+		staffed("", "instance = 2"):          `unknown key "instance" \(did you mean instances\?\); known are command, .*, stop_time, thread_percentage$`,
+		staffed("", "a.b = 2"):               `unknown key "a"; known are command`,
+		"sockets = \"x\"":                    `unknown key "sockets" \(did you mean socket\?\); known are alias, .*, worker$`,
+		"[[gpu]]\nmem = 2":                   `unknown key "mem"; known are memory, number$`,
+		"[[allow]]\nuser = [1]":              `unknown key "user" \(did you mean users\?\); known are groups, may, users$`,
+		stage + "idle = \"5s\"\n":            `stage "s": invalid value: unknown key "idle"; known are .* wait_time, worker$`,
+		stage + "wait_tme = \"5s\"\n":        `unknown key "wait_tme" \(did you mean wait_time\?\)`,
+		staffed("[model.bucket]\nx = 1", ""): `unknown key "bucket" \(did you mean buckets\?\)`,
+	} {
+		if _, err := Parse(text); !errors.Is(err, status.ErrInvalid) || !regexp.MustCompile(says).MatchString(err.Error()) {
+			t.Errorf("%s: %v", text, err)
 		}
 	}
 }

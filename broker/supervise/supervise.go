@@ -347,7 +347,16 @@ func (s *Supervisor) GroupOf(pid int) string {
 	if p == nil {
 		return ""
 	}
-	return cmp.Or(p.model, "worker "+strconv.Itoa(p.pool.n))
+	return p.group()
+}
+
+func (p *process) group() string { return cmp.Or(p.model, "worker "+strconv.Itoa(p.pool.n)) }
+
+// WillReturn says whether a process of a group has no worker now, and is kept alive to have one again.
+func (s *Supervisor) WillReturn(group string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.procs, func(p *process) bool { return p.group() == group && p.sessions == 0 && !p.stopping && !p.cfg.Client })
 }
 
 // Starting describes the processes that may become workers of a model and have not attached.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/broker/configfile"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -35,6 +36,11 @@ func runSet(ctx context.Context, args []string) error {
 	p, err := policy.Parse(strings.Join(f.Args()[1:], " "))
 	if err != nil {
 		return fmt.Errorf("%w: %w", errUsage, err)
+	}
+	for key := range p {
+		if slices.Contains(configfile.ModelKeys(), key) {
+			return fmt.Errorf("%w: %s is a key of the configuration file: change it there, and reload it", errUsage, key)
+		}
 	}
 	a := admin.New(*socket)
 	set := a.Set

@@ -150,6 +150,9 @@ func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 			t.Fatalf("a refused set changed something: %v, %v", models, err)
 		}
 	}
+	if out, code := c.run("set", "affine", "idle=3s"); code != 2 || !strings.Contains(out, "idle is a key of the configuration file") {
+		t.Errorf("set idle: status %d\n%s", code, out)
+	}
 	if _, code := c.run("set", "nobody", "wait_time=1ms"); code != 1 {
 		t.Error("set of an unknown model was taken")
 	}
@@ -239,7 +242,7 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"help", "policy"}, 0, "--wait-time duration|auto"},
 		{[]string{"-v"}, 0, "layout"},
 		{[]string{"infer", "affine", "1", "2"}, 1, "ringbatch: a row of x:f32[4] takes 4 values, got 2\n"},
-		{[]string{"infer", "affine", "one", "2", "3", "4"}, 1, "not a f32"},
+		{[]string{"infer", "affine", "one", "2", "3", "4"}, 1, "input \"x\": wrong element type: \"one\" is no f32"},
 		{append([]string{"infer", "affine"}, strings.Fields(strings.Repeat("1 ", 4*33))...), 1, "more rows than max_batch_size"},
 		{[]string{"infer", "nobody", "1"}, 1, "no such model"},
 		{[]string{"infer", "affine", "1", "2", "3", "4", "--timeout", "100ms"}, 1, "deadline"},

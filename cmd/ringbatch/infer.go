@@ -140,7 +140,9 @@ func readInputs(sig *tensor.Signature, numbers, files []string, shape []int) ([]
 		case len(numbers) > 0 && spec.DType == tensor.Str:
 			t, err = spec.OfTexts(numbers)
 		case len(numbers) > 0:
-			t.Data, err = encode(spec.DType, numbers)
+			if t.Data, err = encode(spec.DType, numbers); err != nil {
+				err = fmt.Errorf("input %q: %w", spec.Name, err)
+			}
 		default:
 			err = fmt.Errorf("%w: no input for %s", errUsage, spec)
 		}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -138,6 +139,14 @@ func TestRequestsOfAModelWhoseStartFailsEndWithTheReason(t *testing.T) {
 func TestAStartThatHangsIsEndedByCommand(t *testing.T) {
 	c := startCLIWith(t, strings.Replace(sleeper("m", 2, "idle = \"1s\"", "instances = [0, 1]"), "command = [", `command = ["sh", "-c", "exec sleep 1000", "sh", `, 1))
 	c.untilState("m", "asleep")
+	interrupted := c.start("wake", "m")
+	c.untilState("m", "waking")
+	interrupted.Signal(syscall.SIGTERM)
+	says := "waiting for the answer of the broker at " + os.Getenv("RINGBATCH_SOCKET") + " was interrupted"
+	if err := interrupted.Wait(patience); err == nil || !strings.Contains(interrupted.Log(), says) {
+		t.Errorf("an interrupted wake: %v, %s", err, interrupted.Log())
+	}
+	c.must("sleep", "m")
 	woken := c.start("wake", "m")
 	c.untilState("m", "waking")
 	c.until("its process runs", func() bool { return len(c.pids()) == 1 })

@@ -46,7 +46,7 @@ func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
 		{"deep nesting", `{"a":` + strings.Repeat("[", 10_000) + strings.Repeat("]", 10_000) + `}`, "deep", 400},
 		{"deep data", input(`{"name":"x","shape":[1,4],"datatype":"FP32","data":` + strings.Repeat("[", 1000) + `1` +
 			strings.Repeat("]", 1000) + `}`), "deep", 400},
-		{"no input", `{"inputs":[]}`, "takes 1 inputs", 400},
+		{"no input", `{"inputs":[]}`, `input "x" of model`, 400},
 		{"an unknown input", input(`{"name":"z","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}`), `no input "z"`, 400},
 		{"an input twice", input(goodInput + `,` + goodInput), "twice", 400},
 		{"another type", input(`{"name":"x","shape":[1,4],"datatype":"INT32","data":[1,2,3,4]}`), "FP32", 400},
@@ -139,7 +139,7 @@ func TestABadMessageIsAnsweredWithItsReason(t *testing.T) {
 	}{
 		{"an unknown model", `"nothing"`, codes.NotFound, &oip.ModelInferRequest{ModelName: "nothing"}},
 		{"an unknown version", "version", codes.NotFound, &oip.ModelInferRequest{ModelName: "double", ModelVersion: "7"}},
-		{"no input", "takes 1 inputs", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double"}},
+		{"no input", `input "x" of model`, codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double"}},
 		{"no bytes", "too few", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4)}},
 		{"bytes too many", "more than", codes.InvalidArgument,
 			&oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4), RawInputContents: [][]byte{good, good}}},

@@ -188,8 +188,10 @@ func (c *Call) matchInputs(sig *tensor.Signature) error {
 			return BadRequest("input %q is given twice", in.Name)
 		}
 	}
-	if len(c.Inputs) != len(sig.Inputs) {
-		return BadRequest("model %q takes %d inputs, %d were given; it is %s", c.Model.Name, len(sig.Inputs), len(c.Inputs), sig)
+	for k := range sig.Inputs {
+		if !slices.ContainsFunc(c.Inputs, func(in Input) bool { return in.index == k }) {
+			return BadRequest("input %q of model %q is missing; it is %s", sig.Inputs[k].Name, c.Model.Name, sig)
+		}
 	}
 	return nil
 }

@@ -75,6 +75,24 @@ func fields(t *testing.T, text []byte) string {
 	return said
 }
 
+func TestAFieldOfGenerateThatIsNoInputIsAParameter(t *testing.T) {
+	r, _ := writerRig(t)
+	for body, want := range map[string]string{
+		`{"n": 0, "timeout": -1}`:                                       "timeout -1",
+		`{"n": 0, "priority": "high"}`:                                  `parameter "priority"`,
+		`{"n": 0, "timeout": 60000000, "parameters": {"timeout": 9}}`:   `"timeout" is given twice, as 60000000 and 9`,
+		`{"n": 0, "timeout": 6e7, "parameters": {"timeout": 60000000}}`: `parameter "timeout"`,
+		`{"N": 0}`:   `input "n" of model "writer" is missing`,
+		`{"n": 1.5}`: `input "n": element 0: wrong element type: "1.5" is no i32: want a whole number`,
+	} {
+		for _, how := range []string{"generate", "generate_stream"} {
+			r.post("/v2/models/writer/"+how, nil, []byte(body)).is(t, how+body, http.StatusBadRequest, want)
+		}
+	}
+	same := `{"n": 0, "timeout": 60000000, "stream": true, "parameters": {"stream": false, "timeout": 60000000}}`
+	r.post("/v2/models/writer/generate", nil, []byte(same)).is(t, same, http.StatusOK)
+}
+
 func TestGenerateAnswersWholeAndInEvents(t *testing.T) {
 	r, steps := writerRig(t)
 	go func() { steps <- true; steps <- true }()

@@ -3,6 +3,7 @@
 package httpapi
 
 import (
+	"fmt"
 	"net/http"
 	"time"
 
@@ -15,9 +16,22 @@ import (
 // Triton's generate extension: the fields of a JSON object are the inputs of one row, by
 // name, and those of the answer its outputs. generate_stream sends an event for each part.
 
-// readGenerate reads {"x": [1, 2], "parameters": {…}}. Other fields are passed over.
+// readGenerate reads {"x": [1, 2], "parameters": {…}}. Other fields are parameters, too.
 func (c httpCall) readGenerate(text []byte) error {
 	s := codec.NewScanner(text)
+	given := map[string]string{}
+	parameter := func(key []byte) {
+		value := s.Skip()
+		own := codec.NewScanner(value)
+		known := c.readParameter(own, key)
+		if err := own.Err(); err != nil {
+			s.Check(fmt.Errorf("parameter %q: %w", key, err))
+		} else if was, again := given[string(key)]; again && was != string(value) {
+			s.Check(core.BadRequest("parameter %q is given twice, as %.32s and %.32s", key, was, value))
+		} else if known {
+			given[string(key)] = string(value)
+		}
+	}
 	s.Each(func(key []byte) {
 		name := c.NameOf(key)
 		k := 0
@@ -30,9 +44,9 @@ func (c httpCall) readGenerate(text []byte) error {
 		case name == "id":
 			c.setID(s, s.Text())
 		case name == "parameters":
-			c.readParameters(s)
+			s.Each(parameter)
 		default:
-			s.Skip()
+			parameter(key)
 		}
 	})
 	s.End()

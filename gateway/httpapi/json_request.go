@@ -44,24 +44,29 @@ func (c httpCall) setID(s *codec.Scanner, id []byte) {
 }
 
 func (c httpCall) readParameters(s *codec.Scanner) {
-	s.Each(func(key []byte) {
-		switch string(key) {
-		case "priority":
-			s.Check(c.SetPriority(s.Integer()))
-		case "timeout":
-			s.Check(c.SetTimeout(s.Integer()))
-		case "sequence_id":
-			c.readSequenceID(s)
-		case "sequence_start":
-			c.Step.Start = s.Boolean()
-		case "sequence_end":
-			c.Step.End = s.Boolean()
-		case "binary_data_output":
-			c.Binary = s.Boolean()
-		default:
-			s.Skip()
-		}
-	})
+	s.Each(func(key []byte) { c.readParameter(s, key) })
+}
+
+// readParameter skips a parameter that is not known.
+func (c httpCall) readParameter(s *codec.Scanner, key []byte) (known bool) {
+	switch string(key) {
+	case "priority":
+		s.Check(c.SetPriority(s.Integer()))
+	case "timeout":
+		s.Check(c.SetTimeout(s.Integer()))
+	case "sequence_id":
+		c.readSequenceID(s)
+	case "sequence_start":
+		c.Step.Start = s.Boolean()
+	case "sequence_end":
+		c.Step.End = s.Boolean()
+	case "binary_data_output":
+		c.Binary = s.Boolean()
+	default:
+		s.Skip()
+		return false
+	}
+	return true
 }
 
 func (c httpCall) readSequenceID(s *codec.Scanner) {

@@ -101,11 +101,12 @@ func dial(ctx context.Context, socket string, patience time.Duration) (net.Conn,
 // Call sends one request and returns the broker's reply. The reply's code becomes the
 // error.
 func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.Reply, []int, error) {
-	return callWith(ctx, c, req, -1)
+	return callWith(ctx, c, c.RemoteAddr().String(), req, -1)
 }
 
-// callWith is Call with the descriptor that the request announces, or -1.
-func callWith(ctx context.Context, c *net.UnixConn, req *control.Request, offer int) (*control.Reply, []int, error) {
+// callWith is Call with the socket's path for errors, and the descriptor that the request
+// announces, or -1.
+func callWith(ctx context.Context, c *net.UnixConn, socket string, req *control.Request, offer int) (*control.Reply, []int, error) {
 	deadline := time.Now().Add(callTimeout)
 	switch req.Op {
 	case control.OpWatch:
@@ -130,7 +131,10 @@ func callWith(ctx context.Context, c *net.UnixConn, req *control.Request, offer 
 	}
 	if !stop() { // ctx has ended, the connection is closed
 		control.CloseFDs(fds)
-		return nil, nil, fmt.Errorf("the broker at %s did not answer: %w", c.RemoteAddr(), ctx.Err())
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil, nil, fmt.Errorf("waiting for the answer of the broker at %s was interrupted: %w", socket, ctx.Err())
+		}
+		return nil, nil, fmt.Errorf("the broker at %s did not answer: %w", socket, ctx.Err())
 	}
 	if err != nil {
 		control.CloseFDs(fds)
@@ -187,7 +191,7 @@ func CallOnce(ctx context.Context, socket string, req *control.Request) (*contro
 		return nil, err
 	}
 	defer hangUp(c)
-	rep, fds, err := Call(ctx, c, req)
+	rep, fds, err := callWith(ctx, c, socket, req, -1)
 	control.CloseFDs(fds)
 	return rep, err
 }
@@ -245,7 +249,7 @@ func (a *attacher) tryAttach(ctx context.Context, req *control.Request, offer in
 		return nil, nil, err
 	}
 	asked := shm.Now()
-	rep, fds, err := callWith(ctx, c, req, offer)
+	rep, fds, err := callWith(ctx, c, a.socket, req, offer)
 	if err == nil && rep.Needs != nil {
 		control.CloseFDs(fds)
 		hangUp(c)

@@ -23,13 +23,13 @@ var le = binary.LittleEndian
 // A number that the dtype cannot hold is an error.
 func Put(p []byte, d tensor.DType, text []byte) error {
 	if why := put(p, d, text); why != nil {
-		return fmt.Errorf("%w: %.32q is not a %s: %w", status.ErrDType, text, d, why)
+		return fmt.Errorf("%w: %.32q is no %s: %w", status.ErrDType, text, d, why)
 	}
 	return nil
 }
 
 var (
-	errSyntax = errors.New("invalid syntax")
+	errSyntax = errors.New("want a whole number")
 	errRange  = errors.New("value out of range")
 )
 

@@ -82,7 +82,7 @@ func (r *Reader) put(p, word []byte) error {
 	float := r.dtype == tensor.F16 || r.dtype == tensor.BF16 || r.dtype == tensor.F32 || r.dtype == tensor.F64
 	special := float && (string(word) == "NaN" || string(word) == "Infinity" || string(word) == "-Infinity")
 	if r.dtype != tensor.Bool && !special && !IsNumber(word) { // Put checks the words of a bool
-		return fmt.Errorf("%w: %.32q is not a %s: %w", status.ErrDType, word, r.dtype, errSyntax)
+		return fmt.Errorf("%w: %.32q is no %s: want a number", status.ErrDType, word, r.dtype)
 	}
 	return Put(p, r.dtype, word)
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -225,6 +226,11 @@ func TestEveryKeyMeansTheSameWhateverWayItIsSet(t *testing.T) {
 	}
 }
 
+func beforeList(says string) string {
+	before, _, _ := strings.Cut(says, "; known are ")
+	return before
+}
+
 func TestABadValueHasTheSameErrorWhateverWayItIsSet(t *testing.T) {
 	for _, s := range append(samples, sample{key: "wait_tme", bad: "1"}) {
 		t.Run(s.key, func(t *testing.T) {
@@ -236,7 +242,11 @@ func TestABadValueHasTheSameErrorWhateverWayItIsSet(t *testing.T) {
 			live := p.CheckLive() == nil
 			for way, set := range ways {
 				_, err := set(t, s, s.bad, `"`+s.bad+`"`)
-				if !errors.Is(err, status.ErrInvalid) || !strings.HasSuffix(err.Error(), want.Error()) && (live || way != "set") {
+				got, says := fmt.Sprint(err), want.Error()
+				if way == "file" { // which has more keys
+					got, says = beforeList(got), beforeList(says)
+				}
+				if !errors.Is(err, status.ErrInvalid) || !strings.HasSuffix(got, says) && (live || way != "set") {
 					t.Errorf("%s: %v\nwant: %v", way, err, want)
 				}
 			}

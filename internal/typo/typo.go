@@ -3,7 +3,13 @@
 // Package typo finds the name that a user may have meant.
 package typo
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/ringbatch/ringbatch/status"
+)
 
 // DidYouMean is " (did you mean NAME?)" with the name nearest to typed, or "" if none is
 // near.
@@ -18,6 +24,12 @@ func DidYouMean(typed string, names []string) string {
 		return ""
 	}
 	return fmt.Sprintf(" (did you mean %s?)", nearest)
+}
+
+// UnknownKey is the error for a key that is not among the known ones.
+func UnknownKey(name string, known []string) error {
+	near, all := DidYouMean(name, known), strings.Join(slices.Sorted(slices.Values(known)), ", ")
+	return fmt.Errorf("%w: unknown key %q%s; known are %s", status.ErrInvalid, name, near, all)
 }
 
 // distance is the number of letters to change, add or drop to turn a into b.
