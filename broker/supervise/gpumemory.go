@@ -23,7 +23,9 @@ const memoryTime = 20 * time.Second
 // memory by process, so other programs do not count. A process that has not attached
 // yet does not count. One that it does not list is an error: it may see other pids.
 func (s *Supervisor) MeasureMemory(ctx context.Context, model string) (by map[int]int64, err error) {
-	others := func(p *process) bool { return p.model != model || p.pid == 0 || p.sessions == 0 || len(p.cfg.GPUs) == 0 }
+	others := func(p *process) bool {
+		return p.model != model || p.pid == 0 || p.sessions == 0 || len(p.cfg.GPUs) == 0
+	}
 	var procs []*process
 	s.locked(func() { procs = slices.DeleteFunc(slices.Clone(s.procs), others) })
 	ctx, cancel := context.WithTimeout(ctx, memoryTime)
