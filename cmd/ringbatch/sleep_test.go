@@ -319,7 +319,8 @@ func TestMoreWorkersAreRefusedWithoutRoom(t *testing.T) {
 	}
 	c.reload(head + sleeper("a", 2, "", "instances = 2\n"+room) + sleeper("b", 2, "", room))
 	c.until("the reload is refused", func() bool { return strings.Contains(c.broker.Log(), "more than is free of GPU 0") })
-	c.reload(head + sleeper("a", 2, "", room) + sleeper("b", 2, "", room) + "[[worker]]\ncommand = [\"sleep\", \"1000\"]\ngpus = [0]\nmemory = \"6GiB\"\n")
+	c.reload(head + sleeper("a", 2, "", room) + sleeper("b", 2, "", room) +
+		"[[worker]]\ncommand = [\"sleep\", \"1000\"]\ngpus = [0]\nmemory = \"6GiB\"\n")
 	c.until("a worker of no model is refused", func() bool { return strings.Count(c.broker.Log(), "more than is free of GPU 0") == 2 })
 	c.reload(strings.NewReplacer("10GiB", "20GiB", "4GiB", "15GiB").Replace(head + sleeper("a", 2, "", room)))
 	c.until("the budget stays", func() bool {

@@ -62,7 +62,8 @@ func TestMemoryThatIsNotDeclaredIsMeasured(t *testing.T) {
 
 func TestAWorkerThatLoadsDoesNotKeepOthersFromBeingMeasured(t *testing.T) {
 	one := filepath.Join(t.TempDir(), "one")
-	c := startCLIWith(t, withMemory(t, first(sleeper("a", 1, "", "gpus = [0]\ninstances = 2"), "mkdir "+one+" || exec sleep 1000; echo $$, 3000 >> APPS")))
+	c := startCLIWith(t, withMemory(t, first(sleeper("a", 1, "", "gpus = [0]\ninstances = 2"),
+		"mkdir "+one+" || exec sleep 1000; echo $$, 3000 >> APPS")))
 	c.until("the memory of two is known", func() bool { return c.holds("a") == 6000 })
 	if log := c.broker.Log(); strings.Contains(log, "cannot be measured") {
 		t.Error(log)
