@@ -98,7 +98,7 @@ func parseShared(text string) (m *sharedModel, err error) {
 		}
 	}
 	if m.start >= staffing.HangTime {
-		return nil, bad("--share %q: start must be less than %v: a start that takes longer fails while others wait for the room", text, staffing.HangTime)
+		return nil, bad("--share %q: start must be less than %v: a longer one fails while others wait for the room", text, staffing.HangTime)
 	}
 	least := min(m.on, m.start, m.takes)
 	return m, need(m.gib > 0 && m.rate >= 0 && least > 0 && min(m.off, m.idle, m.goal) >= 0 &&
