@@ -35,15 +35,16 @@ func (b *Broker) Reload(cfg Config) (err error) {
 	if err := checkNames(cfg.Models); err != nil {
 		return err
 	}
+	cfg.GPUMemory = b.cfg.GPUMemory // until a restart
 	if err := checkStaffing(&cfg); err != nil {
 		return err
 	}
-	var undo, finish []func()
+	var undo, finish, fresh []func() // fresh: new models take the room that the others leave
 	defer func() {
 		if err != nil {
-			finish = undo
+			finish, fresh = undo, nil
 		}
-		for _, f := range finish {
+		for _, f := range append(finish, fresh...) {
 			f()
 		}
 	}()
@@ -63,7 +64,7 @@ func (b *Broker) Reload(cfg Config) (err error) {
 				b.models.abandonModel(m)
 				m.loop.Post(func() { m.loop.ForgetRing(m.ring) })
 			})
-			finish = append(finish, func() {
+			fresh = append(fresh, func() {
 				b.models.publishModel(m, false)
 				b.staff.declare(m, &mc)
 				for _, g := range mc.workerGroups() {
@@ -88,24 +89,22 @@ func (b *Broker) Reload(cfg Config) (err error) {
 			if adopted {
 				m.undeclare() // it is the configuration's now
 			}
-			b.staff.declare(m, &mc)
-			for _, g := range mc.workerGroups() {
-				b.applyWorkers(g)
-			}
+			b.applyWorkers(b.staff.declare(m, &mc), mc.workerGroups()...)
 			b.models.leaveModel(m)
 		})
 	}
-	if err := b.staff.checkReload(cfg.Models); err != nil {
+	if err := b.staff.checkReload(cfg.Models, cfg.Workers); err != nil {
 		return err
 	}
+	always := b.staff.declareAlways(cfg.Workers)
 	for _, m := range b.models.listModels() {
 		if !named[m.name] && !b.models.isDynamic(m) {
 			stays = append(stays, m.name+" (no longer named)")
 		}
 	}
-	finish = append(finish, func() {
+	fresh = append(fresh, func() {
 		b.models.putAliases(cfg.Aliases)
-		b.applyWorkers(supervise.Group{Workers: cfg.Workers})
+		b.applyWorkers(always, supervise.Group{Workers: cfg.Workers})
 	})
 	if len(stays) > 0 {
 		slices.Sort(stays)
@@ -114,9 +113,9 @@ func (b *Broker) Reload(cfg Config) (err error) {
 	return nil
 }
 
-// applyWorkers starts, replaces and ends processes as the group declares, after earlier
-// calls. It does not wait. Only Reload calls it.
-func (b *Broker) applyWorkers(g supervise.Group) {
+// applyWorkers starts, replaces and ends processes as the groups declare, after earlier
+// calls, and settles x. It does not wait. Only Reload calls it.
+func (b *Broker) applyWorkers(x *staffed, groups ...supervise.Group) {
 	before, done := b.applied, make(chan struct{})
 	b.applied = done
 	go func() {
@@ -124,9 +123,12 @@ func (b *Broker) applyWorkers(g supervise.Group) {
 		if before != nil {
 			<-before
 		}
-		if err := b.super.Apply(context.Background(), g); err != nil && !b.isEnding() {
-			b.log.Error("workers could not be changed as the configuration says; those that ran go on", "model", g.Model, "error", err)
+		for _, g := range groups {
+			if err := b.super.Apply(context.Background(), g); err != nil && !b.isEnding() {
+				b.log.Error("workers could not be changed as the configuration says; those that ran go on", "model", g.Model, "error", err)
+			}
 		}
+		b.staff.settle(x)
 	}()
 }
 

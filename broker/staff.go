@@ -21,11 +21,11 @@ import (
 // or left, and when time has passed. Its lock is never taken on a loop.
 type staff struct {
 	*Broker
-	poke    chan struct{}  // a look is due; holds one
-	budgets staffing.Bytes // of the GPUs, without the workers that always run
+	poke chan struct{} // a look is due; holds one
 
-	mu   sync.Mutex
-	list []*staffed // in the order of their declaration
+	mu     sync.Mutex
+	list   []*staffed // in the order of their declaration
+	always *staffed   // the workers of no model; it is not in list
 }
 
 // staffed is a model of which the broker starts the workers. The staff's lock guards it.
@@ -33,12 +33,13 @@ type staffed struct {
 	m      *model
 	idle   time.Duration // without requests, before it sleeps; 0: it does not by itself
 	keep   bool
-	groups []supervise.Group // one for each stage
-	have   []int             // instances that are wanted, of each group
+	groups []supervise.Group // one for each stage, as they are after all changes
 	follow []staffing.Follower
 
+	changes  int            // under way, each until settle
+	held     staffing.Bytes // before them; these processes may still run
 	resizing sync.WaitGroup
-	resizes  int  // changes of have that are under way
+	resizes  int
 	byHand   bool // a command wants it awake
 
 	taken     map[[2]int]int64 // measured, by group and declaration, of those that declare no memory; groups has it, too
@@ -72,14 +73,8 @@ const (
 )
 
 func newStaff(b *Broker) *staff {
-	s := &staff{Broker: b, poke: make(chan struct{}, 1), budgets: staffing.Bytes{}}
-	maps.Copy(s.budgets, b.cfg.GPUMemory)
-	for i := range b.cfg.Workers {
-		for gpu, bytes := range s.bound(needs(&b.cfg.Workers[i], b.cfg.Workers[i].Instances)) {
-			s.budgets[gpu] -= bytes
-		}
-	}
-	return s
+	always := &staffed{keep: true, groups: []supervise.Group{{Workers: b.cfg.Workers}}}
+	return &staff{Broker: b, poke: make(chan struct{}, 1), always: always}
 }
 
 func (b *Broker) clock() staffing.Time { return time.Since(b.started) }
@@ -92,34 +87,29 @@ func (s *staff) wantLook() {
 	}
 }
 
-// declare enters a model, or changes its declaration, before its groups are started. The
-// loops run.
-func (s *staff) declare(m *model, mc *ModelConfig) {
+// declare enters a model, before its groups are started, or changes its declaration. Then it
+// returns the model, to settle after the change of its groups. The loops run.
+func (s *staff) declare(m *model, mc *ModelConfig) (changed *staffed) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	groups := mc.workerGroups()
-	workers := 0
-	for _, g := range groups {
-		workers += len(g.Workers)
-	}
 	x := s.find(m)
 	switch {
-	case workers == 0 && x != nil:
-		s.list = slices.DeleteFunc(s.list, func(y *staffed) bool { return x == y })
-		m.ring.SetStaffing(engine.Staffing{})
-		return
-	case workers == 0:
-		return
-	case x == nil:
-		x = &staffed{m: m, state: staffing.Awake, have: make([]int, len(groups)), used: s.clock(), since: s.clock(), began: s.clock(),
-			why: "it was declared"}
+	case x != nil:
+		changed = x
+		s.hold(x)
+		s.setGroups(x, x.fit(groups))
+	case countWorkers(groups) == 0:
+		return nil
+	default:
+		x = &staffed{m: m, state: staffing.Awake, follow: make([]staffing.Follower, len(groups)), used: s.clock(), since: s.clock(),
+			began: s.clock(), why: "it was declared"}
 		s.setGroups(x, groups)
-		x.setLeast()
 		fromZero := slices.ContainsFunc(groups, func(g supervise.Group) bool {
 			return slices.ContainsFunc(g.Workers, func(w supervise.Worker) bool { return w.Most > 0 && w.Least == 0 })
 		})
 		switch {
-		case fromZero || !staffing.Fits(s.budgets, s.needs(x), s.tenants()):
+		case fromZero || !staffing.Fits(s.budgets(), s.needs(x), s.tenants()):
 			x.state = staffing.Asleep
 		case mc.Idle > 0 || len(s.needs(x)) > 0:
 			x.state = staffing.Waking
@@ -133,19 +123,72 @@ func (s *staff) declare(m *model, mc *ModelConfig) {
 		defer s.informRing(x)
 	}
 	x.idle, x.keep = mc.Idle, mc.Keep
-	before := x.groups
-	s.setGroups(x, groups)
+	s.wantLook()
+	return changed
+}
+
+// declareAlways changes the workers of no model, like declare.
+func (s *staff) declareAlways(workers []supervise.Worker) *staffed {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hold(s.always)
+	s.setGroups(s.always, []supervise.Group{{Workers: workers}})
+	return s.always
+}
+
+// hold begins a change of a model's declarations.
+func (s *staff) hold(x *staffed) {
+	x.held = s.needs(x)
+	x.changes++
+}
+
+// settle ends a change. After the last one it takes what the supervisor has: a change may have
+// failed. x may be nil.
+func (s *staff) settle(x *staffed) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if x != nil {
+		s.endChange(x)
+	}
+}
+
+func (s *staff) endChange(x *staffed) {
+	if x.changes--; x.changes > 0 {
+		return
+	}
+	groups := slices.Clone(x.groups)
 	for i := range groups {
-		was, w := before[i].Workers, groups[i].Workers
-		switch {
-		case len(was) == 0 || len(w) == 0 || w[0].Most == 0:
-		case x.state == staffing.Asleep:
-			x.have[i] = max(1, w[0].Least)
-		case was[0].Most == 0: // it has a range now, and goes on with what it has
-			x.have[i] = min(max(was[0].Instances, w[0].Instances), w[0].Most)
-		}
+		groups[i].Workers = s.super.Declared(groups[i].Model)
+	}
+	x.held = nil
+	s.setGroups(x, groups)
+	if x != s.always && countWorkers(groups) == 0 {
+		s.list = slices.DeleteFunc(s.list, func(y *staffed) bool { return x == y })
+		x.m.onDemand.Store(false)
+		x.m.ring.SetStaffing(engine.Staffing{})
 	}
 	s.wantLook()
+}
+
+func countWorkers(groups []supervise.Group) (n int) {
+	for i := range groups {
+		n += len(groups[i].Workers)
+	}
+	return n
+}
+
+// fit is other declarations of a model with the instances that a change leaves it.
+func (x *staffed) fit(groups []supervise.Group) []supervise.Group {
+	groups = slices.Clone(groups)
+	for i := range groups {
+		was, w := x.groups[i].Workers, groups[i].Workers
+		if x.state != staffing.Asleep && len(was) > 0 && len(w) > 0 && w[0].Most > 0 {
+			next := w[0]
+			next.Instances = min(max(was[0].Instances, w[0].Instances), w[0].Most)
+			groups[i].Workers = []supervise.Worker{next}
+		}
+	}
+	return groups
 }
 
 // declareAll declares the models of the configuration. Those that stay get room first, then
@@ -172,16 +215,6 @@ func (s *staff) find(m *model) *staffed {
 
 // stays says that the model does not sleep for others.
 func (x *staffed) stays() bool { return x.keep || x.m.layout.DeviceSize > 0 }
-
-// setLeast sets the instances with which the model starts.
-func (x *staffed) setLeast() {
-	x.follow = make([]staffing.Follower, len(x.groups))
-	for i := range x.groups {
-		if w := x.groups[i].Workers; len(w) > 0 && w[0].Most > 0 {
-			x.have[i] = max(1, w[0].Least)
-		}
-	}
-}
 
 // names are the supervisor's names of the model.
 func (x *staffed) names() (list []string) {
@@ -301,16 +334,17 @@ func (s *staff) sleep(x *staffed, now staffing.Time, why string) {
 	x.asked.Store(false)
 	x.byHand = false
 	x.sleeps++
+	x.changes++
 	s.move(x, staffing.Ending, now, why)
 	names := x.names()
 	go func() {
-		x.resizing.Wait()
 		s.super.Sleep(names...)
+		x.resizing.Wait()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		x.setLeast()
+		clear(x.follow)
 		s.move(x, staffing.Asleep, s.clock(), x.why)
-		s.wantLook()
+		s.endChange(x)
 	}()
 }
 
@@ -327,9 +361,6 @@ func (s *staff) wake(x *staffed, now staffing.Time) {
 	x.measureAt, x.warned = 0, false
 	x.asked.Store(false)
 	s.move(x, staffing.Waking, now, why)
-	for i, name := range x.names() {
-		s.super.Resize(name, x.have[i])
-	}
 	s.super.Wake(x.names()...)
 }
 
@@ -380,7 +411,7 @@ func (s *staff) tenants() (list []staffing.Tenant) {
 // bound is the part of b on GPUs with a budget.
 func (s *staff) bound(b staffing.Bytes) staffing.Bytes {
 	maps.DeleteFunc(b, func(gpu int, _ int64) bool {
-		_, has := s.budgets[gpu]
+		_, has := s.cfg.GPUMemory[gpu]
 		return !has
 	})
 	return b
@@ -400,7 +431,7 @@ func (s *staff) shareRoom(now staffing.Time) {
 			x.observe(now)
 		}
 	}
-	p := staffing.Room(now, s.budgets, s.tenants())
+	p := staffing.Room(now, s.budgets(), s.tenants())
 	for _, x := range s.list {
 		switch name := x.m.name; {
 		case slices.Contains(p.Wake, name):
@@ -426,10 +457,10 @@ func (s *staff) endExtras(needed staffing.Bytes) {
 	for _, y := range s.list {
 		for i := range y.groups {
 			w := y.groups[i].Workers
-			if y.state != staffing.Awake || y.resizes > 0 || len(w) == 0 || w[0].Most == 0 || y.have[i] <= max(1, w[0].Least) {
+			if y.state != staffing.Awake || y.resizes > 0 || len(w) == 0 || w[0].Most == 0 || w[0].Instances <= max(1, w[0].Least) {
 				continue
 			}
-			for gpu := range needs(&w[0], y.have[i]) {
+			for gpu := range needs(&w[0], w[0].Instances) {
 				if needed[gpu] > 0 {
 					s.resize(y, i, max(1, w[0].Least))
 					break
@@ -454,7 +485,7 @@ func (s *staff) followLoad(x *staffed, now staffing.Time) (follows bool) {
 		if i >= len(x.loads) || x.resizes > 0 {
 			continue
 		}
-		work, have := x.loads[i].Work, x.have[i]
+		work, have := x.loads[i].Work, w[0].Instances
 		work.Goal = x.m.stages[i].InForce().LatencyGoal
 		want := x.follow[i].Decide(now, &work, have, w[0].Least, w[0].Most)
 		if s.isUnknown(&w[0]) {
@@ -465,7 +496,7 @@ func (s *staff) followLoad(x *staffed, now staffing.Time) (follows bool) {
 			for gpu, bytes := range needs(&w[0], have) {
 				more[gpu] -= bytes
 			}
-			if staffing.Fits(s.budgets, s.bound(more), s.tenants()) {
+			if staffing.Fits(s.budgets(), s.bound(more), s.tenants()) {
 				break
 			}
 			want--
@@ -478,11 +509,10 @@ func (s *staff) followLoad(x *staffed, now staffing.Time) (follows bool) {
 }
 
 func (s *staff) resize(x *staffed, i, want int) {
-	s.log.Info("workers follow the load", "model", x.groups[i].Model, "from", x.have[i], "to", want)
-	name, more := x.groups[i].Model, want > x.have[i]
-	if more {
-		x.have[i] = want // before it starts: it takes room
-	}
+	name, w := x.groups[i].Model, &x.groups[i].Workers[0]
+	s.log.Info("workers follow the load", "model", name, "from", w.Instances, "to", want)
+	s.hold(x)
+	w.Instances = want
 	x.resizes++
 	x.resizing.Add(1)
 	go func() {
@@ -490,9 +520,7 @@ func (s *staff) resize(x *staffed, i, want int) {
 		x.resizing.Done()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if !more && x.state == staffing.Awake {
-			x.have[i] = want
-		}
 		x.resizes--
+		s.endChange(x)
 	}()
 }

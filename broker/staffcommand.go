@@ -53,7 +53,7 @@ func (s *staff) begin(m *model, awake bool) error {
 	x := s.find(m)
 	switch {
 	case x == nil:
-		return fmt.Errorf("%w: the broker starts no workers of %q; only those that it starts can sleep and wake", status.ErrInvalid, m.name)
+		return errNoStaff(m)
 	case awake && x.state != staffing.Awake:
 		x.failed, x.byHand = "", true
 		s.informRing(x)
@@ -77,11 +77,17 @@ func (s *staff) begin(m *model, awake bool) error {
 	return nil
 }
 
+func errNoStaff(m *model) error {
+	return fmt.Errorf("%w: the broker starts no workers of %q; only those that it starts can sleep and wake", status.ErrInvalid, m.name)
+}
+
 func (s *staff) isDone(m *model, awake bool) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x := s.find(m)
 	switch {
+	case x == nil: // a reload has removed them
+		return false, errNoStaff(m)
 	case !awake:
 		return x.state != staffing.Ending, nil
 	case x.state == staffing.Awake:
@@ -120,7 +126,7 @@ func (s *staff) snapshotOf(x *staffed) *stats.Staffing {
 	}
 	for i := range x.groups {
 		if w := x.groups[i].Workers; len(w) > 0 && w[0].Most > 0 {
-			out.Least, out.Most, out.Instances = out.Least+w[0].Least, out.Most+w[0].Most, out.Instances+x.have[i]
+			out.Least, out.Most, out.Instances = out.Least+w[0].Least, out.Most+w[0].Most, out.Instances+w[0].Instances
 		}
 	}
 	return out

@@ -57,7 +57,7 @@ func (s *staff) setGroups(x *staffed, groups []supervise.Group) {
 // it is known, and how much more they would hold.
 func (s *staff) growth(x *staffed, groups []supervise.Group) (all, more staffing.Bytes) {
 	before, was, taken := s.needs(x), x.groups, x.taken
-	s.setGroups(x, groups)
+	s.setGroups(x, x.fit(groups))
 	all, more = s.bound(x.known()), s.needs(x)
 	x.groups, x.taken = was, taken
 	for gpu := range more {
@@ -66,12 +66,12 @@ func (s *staff) growth(x *staffed, groups []supervise.Group) (all, more staffing
 	return all, more
 }
 
-// checkReload refuses declarations of models that have workers if these would take room that
-// is not free. A model that sleeps gets its room when it wakes.
-func (s *staff) checkReload(models []ModelConfig) error {
+// checkReload refuses declarations that would take room that is not free. A model that sleeps
+// gets its room when it wakes.
+func (s *staff) checkReload(models []ModelConfig, always []supervise.Worker) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := staffing.Bytes{}
+	_, all := s.growth(s.always, []supervise.Group{{Workers: always}})
 	for _, x := range s.list {
 		at := slices.IndexFunc(models, func(mc ModelConfig) bool { return mc.Name == x.m.name })
 		if at < 0 || x.state == staffing.Asleep {
@@ -86,7 +86,7 @@ func (s *staff) checkReload(models []ModelConfig) error {
 }
 
 func (s *staff) checkFree(more staffing.Bytes) error {
-	if staffing.Fits(s.budgets, more, s.tenants()) {
+	if staffing.Fits(s.budgets(), more, s.tenants()) {
 		return nil
 	}
 	maps.DeleteFunc(more, func(gpu int, bytes int64) bool { return bytes == 0 })
@@ -96,48 +96,62 @@ func (s *staff) checkFree(more staffing.Bytes) error {
 
 // scale changes the instances of a model's or stage's workers, if there is room.
 func (s *staff) scale(ctx context.Context, m *model, group string, instances int) error {
-	if err := s.noteScale(m, group, instances); err != nil {
+	x, err := s.noteScale(m, group, instances)
+	if err != nil {
 		return err
 	}
+	defer s.settle(x)
 	return s.super.Scale(ctx, group, instances) // refuses bad numbers
 }
 
-func (s *staff) noteScale(m *model, group string, instances int) error {
+// noteScale returns a model whose instances change.
+func (s *staff) noteScale(m *model, group string, instances int) (changed *staffed, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x := s.find(m)
 	if x == nil || instances < 1 {
-		return nil
+		return nil, nil
 	}
 	groups := slices.Clone(x.groups)
 	at := slices.Index(x.names(), group)
 	if at < 0 || len(groups[at].Workers) != 1 || groups[at].Workers[0].Most > 0 {
-		return nil
+		return nil, nil
 	}
 	w := groups[at].Workers[0]
 	if w.Instances = instances; w.Fill() != nil {
-		return nil
+		return nil, nil
 	}
 	groups[at].Workers = []supervise.Worker{w}
 	all, more := s.growth(x, groups)
 	for gpu, bytes := range all {
 		if room := s.roomOf(gpu); bytes > room && !x.stays() {
-			return fmt.Errorf("%w: %d instances take %d MiB of GPU %d, whose budget leaves %d MiB beside workers that always run",
+			return nil, fmt.Errorf("%w: %d instances take %d MiB of GPU %d, whose budget leaves %d MiB beside workers that always run",
 				status.ErrInvalid, instances, bytes>>20, gpu, room>>20)
 		}
 	}
 	if x.state != staffing.Asleep || x.stays() {
 		if err := s.checkFree(more); err != nil {
-			return err
+			return nil, err
 		}
 	}
+	s.hold(x)
 	x.groups = groups
-	return nil
+	return x, nil
 }
 
 // isUnknown says that a worker's memory counts, and has been neither declared nor measured.
 func (s *staff) isUnknown(w *supervise.Worker) bool {
-	return w.Memory == 0 && slices.ContainsFunc(w.GPUs, func(gpu int) bool { _, bound := s.budgets[gpu]; return bound })
+	return w.Memory == 0 && slices.ContainsFunc(w.GPUs, func(gpu int) bool { _, bound := s.cfg.GPUMemory[gpu]; return bound })
+}
+
+// budgets is what the workers of no model leave of the GPUs.
+func (s *staff) budgets() staffing.Bytes {
+	b := staffing.Bytes{}
+	maps.Copy(b, s.cfg.GPUMemory)
+	for gpu, bytes := range s.bound(s.always.known()) {
+		b[gpu] -= bytes
+	}
+	return b
 }
 
 // needs is the memory that a model's workers take of GPUs with a budget.
@@ -147,7 +161,7 @@ func (s *staff) needs(x *staffed) staffing.Bytes {
 		for k := range x.groups[i].Workers {
 			if w := &x.groups[i].Workers[k]; s.isUnknown(w) {
 				for _, gpu := range w.GPUs {
-					all[gpu] = s.budgets[gpu]
+					all[gpu] = s.budgets()[gpu]
 				}
 			}
 		}
@@ -161,27 +175,27 @@ func (s *staff) needs(x *staffed) staffing.Bytes {
 	return all
 }
 
-// known is the memory of a model's workers, as far as it is known.
+// known is the memory of a model's workers, as far as it is known. During a change it is the
+// larger of before and after.
 func (x *staffed) known() staffing.Bytes {
 	all := staffing.Bytes{}
 	for i := range x.groups {
 		for k := range x.groups[i].Workers {
 			w := &x.groups[i].Workers[k]
-			n := w.Instances
-			if w.Most > 0 {
-				n = x.have[i]
-			}
-			for gpu, bytes := range needs(w, n) {
+			for gpu, bytes := range needs(w, w.Instances) {
 				all[gpu] += bytes
 			}
 		}
+	}
+	for gpu, bytes := range x.held {
+		all[gpu] = max(all[gpu], bytes)
 	}
 	return all
 }
 
 // roomOf is what models that stay leave of a GPU. They declare their memory.
 func (s *staff) roomOf(gpu int) int64 {
-	room := s.budgets[gpu]
+	room := s.budgets()[gpu]
 	for _, y := range s.list {
 		if y.stays() {
 			room -= y.known()[gpu]

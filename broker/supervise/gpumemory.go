@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,9 +20,14 @@ const memoryTime = 20 * time.Second
 
 // MeasureMemory returns the bytes of its GPU that a process of each declaration of a model
 // takes, children included: those of the process that takes the most. nvidia-smi tells the
-// memory by process, so other programs do not count. A process that it does not list is an
-// error: it may see other pids than this broker.
+// memory by process, so other programs do not count. A process that has not attached
+// yet does not count. One that it does not list is an error: it may see other pids.
 func (s *Supervisor) MeasureMemory(ctx context.Context, model string) (by map[int]int64, err error) {
+	others := func(p *process) bool {
+		return p.model != model || p.pid == 0 || p.sessions == 0 || len(p.cfg.GPUs) == 0
+	}
+	var procs []*process
+	s.locked(func() { procs = slices.DeleteFunc(slices.Clone(s.procs), others) })
 	ctx, cancel := context.WithTimeout(ctx, memoryTime)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, "nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits").Output()
@@ -42,10 +48,7 @@ func (s *Supervisor) MeasureMemory(ctx context.Context, model string) (by map[in
 		}
 	}
 	by = map[int]int64{}
-	for _, p := range s.procs {
-		if p.model != model || p.pid == 0 || len(p.cfg.GPUs) == 0 {
-			continue
-		}
+	for _, p := range slices.DeleteFunc(procs, others) {
 		if taken[p] == 0 {
 			return nil, fmt.Errorf("%w: nvidia-smi lists no memory of %s, pid %d; in a container it needs the host's pids", status.ErrNoGPU, p.name, p.pid)
 		}

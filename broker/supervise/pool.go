@@ -63,6 +63,17 @@ func (s *Supervisor) startProcess(w *pool, cfg *Worker, i int, spare bool) *proc
 	return p
 }
 
+// whyEnded is the error of a change whose process was ended, or not started. It is nil if the
+// model sleeps: it wakes as the change says.
+func (s *Supervisor) whyEnded(model string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.asleep[model] {
+		return nil
+	}
+	return status.ErrDraining
+}
+
 func (s *Supervisor) retireProcess(p *process) {
 	s.locked(p.endForGood)
 	<-p.over
@@ -88,7 +99,7 @@ func (p *process) awaitReady(ctx context.Context) error {
 		return fmt.Errorf("%w: the new process of %s ended before it was ready (%s); see the broker's log for what it printed",
 			status.ErrInvalid, p.name, p.lastEnd)
 	case <-p.over:
-		return status.ErrDraining
+		return p.s.whyEnded(p.model)
 	case <-over.C:
 		return fmt.Errorf("%w: the new process of %s was not ready in %v", status.ErrTimeout, p.name, startTime)
 	case <-ctx.Done():
@@ -107,7 +118,7 @@ func (s *Supervisor) replaceProcess(ctx context.Context, w *pool, cfg *Worker, i
 	}
 	p := s.startProcess(w, cfg, old.instance, spare)
 	if p == nil {
-		return status.ErrDraining
+		return s.whyEnded(w.model)
 	}
 	if err := p.awaitReady(ctx); err != nil {
 		s.retireProcess(p)
@@ -159,7 +170,7 @@ func (s *Supervisor) growPool(w *pool, cfg *Worker) (fresh, surplus []*process, 
 		for n := len(have); n < kind.want; n++ {
 			p := s.startProcess(w, cfg, w.unused(), kind.spare)
 			if p == nil {
-				return fresh, nil, status.ErrDraining
+				return fresh, nil, s.whyEnded(w.model)
 			}
 			s.locked(func() { w.procs = append(w.procs, p) })
 			fresh = append(fresh, p)
@@ -289,10 +300,12 @@ func (s *Supervisor) changePool(ctx context.Context, w *pool, cfg *Worker) error
 	was := *w.cfg
 	same := was
 	same.Instances, same.Spares, same.Least, same.Most, same.Memory = cfg.Instances, cfg.Spares, cfg.Least, cfg.Most, cfg.Memory
-	if cfg.Most > 0 {
-		cfg.Instances = min(max(was.Instances, cfg.Instances), cfg.Most)
-	}
-	s.setConfig(w, cfg)
+	s.locked(func() {
+		if cfg.Most > 0 && !s.asleep[w.model] {
+			cfg.Instances = min(max(was.Instances, cfg.Instances), cfg.Most)
+		}
+		w.cfg = cfg
+	})
 	if !reflect.DeepEqual(same, *cfg) {
 		for i := range w.procs[:min(len(w.procs), cfg.Instances+cfg.Spares)] {
 			if err := s.replaceProcess(ctx, w, cfg, i); err != nil {
@@ -306,10 +319,21 @@ func (s *Supervisor) changePool(ctx context.Context, w *pool, cfg *Worker) error
 
 func (s *Supervisor) startPool(model string, n int, cfg *Worker) {
 	w := &pool{model: model, n: n, cfg: cfg}
-	if _, _, err := s.growPool(w, cfg); err != nil {
-		return
-	}
 	s.locked(func() { s.pools = append(s.pools, w) })
+	_, _, _ = s.growPool(w, cfg) // it fails only if the supervisor was stopped
+}
+
+// Declared is the declarations of a model's workers as they were last applied.
+func (s *Supervisor) Declared(model string) (list []Worker) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for n := 0; ; n++ {
+		i := slices.IndexFunc(s.pools, func(w *pool) bool { return w.model == model && w.n == n })
+		if i < 0 {
+			return list
+		}
+		list = append(list, *s.pools[i].cfg)
+	}
 }
 
 // AssignRole says whether an attached worker is a spare. The first to come serves: a spare

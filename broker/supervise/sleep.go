@@ -26,7 +26,8 @@ func (s *Supervisor) changeModel(model string) (end func()) {
 }
 
 // Sleep ends the processes of these models, as Stop does, and waits for them. A model that
-// has none yet gets none. A change that waits for a new process fails.
+// has none yet gets none. It wakes with the least instances of a range, and as a change says
+// that waited for a new process.
 func (s *Supervisor) Sleep(models ...string) {
 	s.locked(func() {
 		for _, model := range models {
@@ -57,7 +58,12 @@ func (s *Supervisor) setAsleep(model string, asleep bool) {
 	s.locked(func() { s.asleep[model] = asleep })
 	list, _ := s.poolsOf(model)
 	for _, w := range list {
-		s.fitPool(w, w.cfg)
+		cfg := *w.cfg
+		if asleep && cfg.Most > 0 {
+			cfg.Instances = max(1, cfg.Least)
+		}
+		s.setConfig(w, &cfg)
+		s.fitPool(w, &cfg)
 	}
 }
 
@@ -77,7 +83,7 @@ func (s *Supervisor) Resize(model string, instances int) {
 			continue
 		}
 		cfg := *w.cfg
-		cfg.Instances = instances
+		cfg.Instances = min(max(instances, cfg.Least, 1), cfg.Most)
 		s.setConfig(w, &cfg)
 		s.fitPool(w, &cfg)
 	}

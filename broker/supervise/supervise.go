@@ -219,6 +219,7 @@ func (s *Supervisor) Add(g Group) {
 }
 
 func (s *Supervisor) addGroup(g Group, clients bool) {
+	defer s.changeModel(g.Model)()
 	for i := range g.Workers {
 		if g.Workers[i].Client == clients {
 			s.startPool(g.Model, i, &g.Workers[i])

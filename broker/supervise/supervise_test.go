@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -405,5 +406,25 @@ func TestAModelThatSleepsHasNoProcessesUntilItWakes(t *testing.T) {
 	}
 	if err := s.Scale(t.Context(), "m", 2); err == nil {
 		t.Error("the number follows the load, and was set by hand")
+	}
+}
+
+func TestAModelThatSleepsWhileItIsDeclaredWakesWithAllItsProcesses(t *testing.T) {
+	w := Worker{Command: []string{"/no/such/worker"}, Instances: maxInstances}
+	must.Do(t, w.Fill())
+	for range 10 {
+		s := start(t, false)
+		declared := make(chan error, 1)
+		go func() { declared <- s.Apply(t.Context(), Group{Model: "m", Workers: []Worker{w}}) }()
+		for len(s.processes()) == 0 { // until would be too late
+			runtime.Gosched()
+		}
+		s.Sleep("m")
+		must.Do(t, <-declared)
+		s.Wake("m")
+		if list := s.processes(); len(list) != w.Instances {
+			t.Errorf("%d processes", len(list))
+		}
+		s.Stop()
 	}
 }

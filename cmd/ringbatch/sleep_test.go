@@ -29,6 +29,11 @@ func sleeper(name string, scale int, keys, workerKeys string) string {
 		name, keys, os.Args[0], scale, workerKeys)
 }
 
+// first has a shell run a command before the first worker of a configuration starts.
+func first(config, command string) string {
+	return strings.Replace(config, "command = [", fmt.Sprintf(`command = ["sh", "-c", %q, "sh", `, command+`; exec "$@"`), 1)
+}
+
 func (c *cli) staffing(model string) stats.Staffing {
 	s := c.stats()
 	if m := s.Model(model); m != nil && m.Staffing != nil {
@@ -137,7 +142,7 @@ func TestRequestsOfAModelWhoseStartFailsEndWithTheReason(t *testing.T) {
 }
 
 func TestAStartThatHangsIsEndedByCommand(t *testing.T) {
-	c := startCLIWith(t, strings.Replace(sleeper("m", 2, "idle = \"1s\"", "instances = [0, 1]"), "command = [", `command = ["sh", "-c", "exec sleep 1000", "sh", `, 1))
+	c := startCLIWith(t, first(sleeper("m", 2, "idle = \"1s\"", "instances = [0, 1]"), "exec sleep 1000"))
 	c.untilState("m", "asleep")
 	interrupted := c.start("wake", "m")
 	c.untilState("m", "waking")
@@ -158,18 +163,40 @@ func TestAStartThatHangsIsEndedByCommand(t *testing.T) {
 	}
 }
 
-func TestAReplacementThatHangsDoesNotKeepAModelAwake(t *testing.T) {
-	config := sleeper("m", 2, "", "")
-	c := startCLIWith(t, config)
+func TestAModelThatSleepsDuringAReloadWakesAsItSays(t *testing.T) {
+	may := filepath.Join(t.TempDir(), "may")
+	c := startCLIWith(t, sleeper("m", 2, "", ""))
 	c.until("it has a worker", func() bool { s := c.stats(); return len(s.Model("m").Workers) == 1 })
-	c.reload(strings.Replace(config, "command = [", `command = ["sh", "-c", "exec sleep 1000", "sh", `, 1))
-	c.until("its replacement hangs", func() bool { return len(c.pids()) == 2 })
+	c.reload(first(sleeper("m", 5, "", ""), "until test -e "+may+"; do sleep 0.05; done"))
+	c.until("its replacement loads", func() bool { return len(c.pids()) == 2 })
 	c.must("sleep", "m")
 	if len(c.pids()) != 0 {
 		t.Errorf("a sleeping model has processes: %v", c.pids())
 	}
-	if y, err := askFor(t.Context(), c.dial("m"), patience); y != 2 || err != nil { // with the command that worked
+	must.Do(t, os.WriteFile(may, nil, 0o600))
+	if y, err := askFor(t.Context(), c.dial("m"), patience); y != 5 || err != nil {
 		t.Errorf("after that: %d, %v", y, err)
+	}
+}
+
+func TestAModelLosesItsWorkersWhileTheyEnd(t *testing.T) {
+	dir := t.TempDir()
+	runs, may := filepath.Join(dir, "runs"), filepath.Join(dir, "may")
+	config := sleeper("m", 2, "no_worker = \"refuse\"", "stop_time = \"5m\"\ninstances = [1, 2]")
+	c := startCLIWith(t, first(config, "trap '' TERM; touch "+runs+"; until test -e "+may+"; do sleep 0.05; done; exit"))
+	c.until("its process ignores SIGTERM", func() bool { _, err := os.Stat(runs); return err == nil })
+	asleep := c.start("sleep", "m")
+	c.untilState("m", "ending")
+	config, _, _ = strings.Cut(config, "[[model.worker]]")
+	c.reload(config)
+	c.until("the file is read", func() bool { return c.staffing("m").Most == 0 })
+	must.Do(t, os.WriteFile(may, nil, 0o600))
+	if err := asleep.Wait(patience); err == nil || !strings.Contains(asleep.Log(), "starts no workers") {
+		t.Errorf("sleep: %v, %s", err, asleep.Log())
+	}
+	c.until("they have ended", func() bool { return len(c.pids()) == 0 })
+	if _, err := askFor(t.Context(), c.dial("m"), patience); !errors.Is(err, status.ErrNoWorker) {
+		t.Errorf("a request after that: %v", err)
 	}
 }
 
@@ -301,6 +328,13 @@ func TestMoreWorkersAreRefusedWithoutRoom(t *testing.T) {
 	}
 	c.reload(head + sleeper("a", 2, "", "instances = 2\n"+room) + sleeper("b", 2, "", room))
 	c.until("the reload is refused", func() bool { return strings.Contains(c.broker.Log(), "more than is free of GPU 0") })
+	c.reload(head + sleeper("a", 2, "", room) + sleeper("b", 2, "", room) +
+		"[[worker]]\ncommand = [\"sleep\", \"1000\"]\ngpus = [0]\nmemory = \"6GiB\"\n")
+	c.until("a worker of no model is refused", func() bool { return strings.Count(c.broker.Log(), "more than is free of GPU 0") == 2 })
+	c.reload(strings.NewReplacer("10GiB", "20GiB", "4GiB", "15GiB").Replace(head + sleeper("a", 2, "", room)))
+	c.until("the budget stays", func() bool {
+		return strings.Contains(c.broker.Log(), "take 15360 MiB of GPU 0, whose budget leaves 10240 MiB")
+	})
 	if out, code := c.run("scale", "b", "3"); code != 1 || len(c.pids()) != 2 {
 		t.Errorf("scale beyond the budget: %d, %s, processes %v", code, out, c.pids())
 	}
@@ -309,11 +343,26 @@ func TestMoreWorkersAreRefusedWithoutRoom(t *testing.T) {
 	if held := c.staffing("a").Memory; len(held) != 1 || held[0].Bytes != 8<<30 {
 		t.Errorf("two instances hold %+v", held)
 	}
-	c.reload(head + sleeper("a", 2, "", "instances = [1, 2]\n"+room) + sleeper("b", 2, "", room))
-	c.until("a range begins with what runs", func() bool {
-		s := c.staffing("a")
-		return s.Most == 2 && s.Instances == 2 && s.Memory[0].Bytes == 8<<30
-	})
+	for _, r := range []struct{ least, most, runs int }{{1, 2, 2}, {1, 1, 1}, {2, 3, 2}} {
+		text := fmt.Sprintf("instances = [%d, %d]\n", r.least, r.most)
+		c.reload(head + sleeper("a", 2, "", text+room) + sleeper("b", 2, "", room))
+		c.until(text+"begins with what runs", func() bool {
+			s := c.staffing("a")
+			return s.Most == r.most && s.Instances == r.runs && s.Memory[0].Bytes == int64(r.runs)<<32 && len(c.pids()) == r.runs
+		})
+	}
+}
+
+func TestAReloadThatFailsDoesNotFreeRoom(t *testing.T) {
+	room := "gpus = [0]\nmemory = \"6GiB\"\n"
+	head, b := "[[gpu]]\nnumber = 0\nmemory = \"10GiB\"\n", sleeper("b", 2, "", room)
+	c := startCLIWith(t, head+sleeper("a", 2, "", room)+b)
+	c.untilState("a", "awake")
+	c.reload(head + first(sleeper("a", 2, "", strings.Replace(room, "6", "2", 1)), "exit 7") + b)
+	c.until("it has failed", func() bool { return strings.Contains(c.broker.Log(), "could not be changed") })
+	if y, err := askFor(t.Context(), c.dial("b"), patience); y != 2 || err != nil || c.staffing("a").State == "awake" {
+		t.Errorf("12 GiB of 10: %d, %v, a %+v", y, err, c.staffing("a"))
+	}
 }
 
 func TestAKeptModelIsStartedAgainAfterAStartThatFails(t *testing.T) {

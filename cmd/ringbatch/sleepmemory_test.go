@@ -24,8 +24,7 @@ func withMemory(t *testing.T, models string) string {
 
 // taking is a sleeper whose worker takes so many MiB of GPU 0, and does not declare it.
 func taking(name string, scale, mib int) string {
-	return strings.Replace(sleeper(name, scale, "", "gpus = [0]"), "command = [",
-		fmt.Sprintf(`command = ["sh", "-c", "echo $$, %d >> APPS; exec \"$@\"", "sh", `, mib), 1)
+	return first(sleeper(name, scale, "", "gpus = [0]"), fmt.Sprintf("echo $$, %d >> APPS", mib))
 }
 
 func (c *cli) holds(model string) int64 {
@@ -58,6 +57,16 @@ func TestMemoryThatIsNotDeclaredIsMeasured(t *testing.T) {
 	ask("a", 1)
 	if a, c := c.staffing("a"), c.staffing("c"); a.State != "awake" || c.State == "awake" {
 		t.Errorf("11000 MiB are awake: %+v, %+v", a, c)
+	}
+}
+
+func TestAWorkerThatLoadsDoesNotKeepOthersFromBeingMeasured(t *testing.T) {
+	one := filepath.Join(t.TempDir(), "one")
+	c := startCLIWith(t, withMemory(t, first(sleeper("a", 1, "", "gpus = [0]\ninstances = 2"),
+		"mkdir "+one+" || exec sleep 1000; echo $$, 3000 >> APPS")))
+	c.until("the memory of two is known", func() bool { return c.holds("a") == 6000 })
+	if log := c.broker.Log(); strings.Contains(log, "cannot be measured") {
+		t.Error(log)
 	}
 }
 

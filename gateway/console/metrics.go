@@ -216,7 +216,9 @@ func collectModel(ch chan<- prometheus.Metric, put func(m *metric, value float64
 	}
 	put(lanes, float64(inUse), m.Name, "busy")
 	put(lanes, float64(all-inUse), m.Name, "free")
-	put(rounds, float64(went)/float64(max(rows, 1)), m.Name)
+	if went > 0 {
+		put(rounds, float64(went)/float64(max(rows, 1)), m.Name)
+	}
 	collectWorkers(put, m)
 	for _, h := range []struct {
 		is  *metric

@@ -49,6 +49,7 @@ const (
 	sharedEnd  = 200 * time.Millisecond // from the last batch until the memory is free
 	sharedSpan = 2 * time.Second        // of the rates that the follower sees
 	maxShared  = 10_000_000             // requests of a model: 16 bytes each
+	maxGPU     = 1 << 20                // GiB
 )
 
 // sharedGPU is the world.
@@ -95,6 +96,9 @@ func parseShared(text string) (m *sharedModel, err error) {
 		if err != nil {
 			return nil, bad("--share %q: %s: %v", text, key, err)
 		}
+	}
+	if m.start >= staffing.HangTime {
+		return nil, bad("--share %q: start must be less than %v: a longer one fails while others wait for the room", text, staffing.HangTime)
 	}
 	least := min(m.on, m.start, m.takes)
 	return m, need(m.gib > 0 && m.rate >= 0 && least > 0 && min(m.off, m.idle, m.goal) >= 0 &&
@@ -300,6 +304,9 @@ func (c *Command) runShared(ctx context.Context) (*SharedResult, error) {
 	g := &sharedGPU{budget: c.gpuMemory, rng: rand.New(rand.NewPCG(c.seed, 0x73686172))}
 	if c.length <= 0 || c.length > 7*24*time.Hour {
 		return nil, bad("--length is %v, must be more than 0 and at most a week", c.length)
+	}
+	if !(c.gpuMemory <= maxGPU) {
+		return nil, bad("--share: --gpu-memory is %v, must be at most %d", c.gpuMemory, maxGPU)
 	}
 	for _, text := range c.shares {
 		m, err := parseShared(text)

@@ -68,6 +68,7 @@ func TestAStepOfTheLoadIsFollowedOnce(t *testing.T) {
 func TestABadShareIsRefusedWithTheReason(t *testing.T) {
 	for text, why := range map[string]string{
 		"a,memory=0": "positive", "memory=6": "begin with a name", "a,instances=3-1": "0-4", "a,memory=99": "--gpu-memory", "a,takes=5": "takes", "a,x=1": "no \"x\"",
+		"a,start=2m": "less than 2m",
 		"a,rate=NaN": "rate", "a,rate=1000,off=0s,on=1s,memory=1,takes=1ms,instances=1-9999": "instances",
 	} {
 		if _, err := command(t, "--share", text); err == nil || !strings.Contains(err.Error(), why) {
@@ -77,7 +78,8 @@ func TestABadShareIsRefusedWithTheReason(t *testing.T) {
 }
 
 func TestFlagsThatDoNotCountAreRefused(t *testing.T) {
-	for _, flags := range [][]string{{"--share", "a", "--rate", "9"}, {"--cost", "1=1ms", "--gpu-memory", "3"}} {
+	for _, flags := range [][]string{{"--share", "a", "--rate", "9"}, {"--cost", "1=1ms", "--gpu-memory", "3"},
+		{"--share", "a", "--gpu-memory", "Inf"}} {
 		if _, err := command(t, flags...); err == nil || !strings.Contains(err.Error(), "--share") {
 			t.Errorf("%v: %v", flags, err)
 		}
