@@ -300,15 +300,17 @@ def test_a_sequence_that_streams_advances_if_and_only_if_the_stream_ended_well(s
             np.testing.assert_array_equal(all_of([0, 3]), text_of(4 * k, 3))
             with seq.stream(np.array([0, 64], np.int32)) as left:
                 assert len(next(left).values)  # the caller leaves in the middle, or after the worker's end
-                with pytest.raises(rb.NotDone, match="under way"):
+                with pytest.raises(rb.NotDone, match="under way.*close its stream"):
                     seq.step(np.array([0, 1], np.int32))
             with pytest.raises(rb.Failed, match="bad chunk"):
                 all_of([-1, 3])
             np.testing.assert_array_equal(seq.step(np.array([0, 1], np.int32))["text"], text_of(4 * k + 3, 1))
-        late = seq.stream(np.array([0, 1], np.int32))
+        late, left = seq.stream(np.array([0, 1], np.int32)), seq.stream(np.array([0, 64], np.int32))
+        next(left)
         seq.close()
-        with pytest.raises(rb.Closed):
-            next(late)
+        for stream in (late, left):
+            with pytest.raises(rb.Closed, match="the sequence was closed"):
+                list(stream)
 
 
 class Lengths:

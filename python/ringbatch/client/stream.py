@@ -86,6 +86,8 @@ class Stream:
         if status:
             error = self._core.error(status)
             self.close()
+            if self._sequence:
+                self._sequence._check()  # Closed says more than the error of a request that its sequence has ended
             raise error
         again = bool(self._again.value)
         n = self._bytes.value // (self._tensor.row_bytes // self._tensor.shape[0])
@@ -196,6 +198,10 @@ class Stream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    async def aclose(self) -> None:
+        """The same as close, for ``contextlib.aclosing``."""
         self.close()
 
     def __del__(self) -> None:
