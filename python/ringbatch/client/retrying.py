@@ -122,6 +122,9 @@ class _Attempts:
             raise error
         if self._start_broker and isinstance(error, (errors.BrokerGone, errors.NoBroker)):
             left = self.left()
-            self._start_broker() if left is None else self._start_broker(left)
+            try:
+                self._start_broker() if left is None else self._start_broker(left)
+            except errors.NoBroker as e:
+                raise error if self.left() == 0 else e
         return pause
 
