@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import subprocess
 import threading
@@ -158,6 +159,23 @@ def test_a_signature_that_goes_back_and_forth_leaves_no_connections_behind(versi
             assert answer(m, ONES) == 2
         assert slow.result(60)[0] == 1
         eventually(lambda: clients() <= before + 1 and threading.active_count() <= threads + 2)  # and one connection of the other signature
+
+
+@pytest.mark.parametrize("retry", [False, 30.0])
+def test_errors_keep_no_connection_that_was_left(versions, retry):
+    alias(versions, "m", "m@1")
+    gc.disable()  # no cycle keeps them either
+    try:
+        with rb.connect("m", socket=versions, retry=retry) as m:
+            for to, x in (("m@3", ONES[:8]), ("m@2", ONES)) * 3:
+                alias(versions, "m", to)
+                for call in (m, m.infer, m.infer if retry else m.submit) * 3:  # a future that retries keeps its error
+                    with contextlib.suppress(rb.Error):
+                        call(ONES[:5])
+                once_moved(lambda x=x: m(x))
+            assert not m._further
+    finally:
+        gc.enable()
 
 
 def test_the_connection_to_a_version_that_was_left_ends_with_its_last_answer(versions):

@@ -182,6 +182,8 @@ def test_folders_that_cannot_be_served_say_why(folder, tmp_path):
     refused("has no config.json", at=str(tmp_path))
     write(path, "modules.json", [{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "", "type": "a.CNN"}])
     refused("module a.CNN cannot be served")
+    write(path, "modules.json", [{"path": "gone", "type": "sentence_transformers.models.Transformer"}])
+    refused("/gone is no folder of a Hugging Face model")
     os.remove(f"{path}/modules.json")
     with open(f"{path}/config.json") as f:
         about = json.load(f)

@@ -26,6 +26,15 @@ def lengths(socket):
         yield m
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_rows_of_bfloat16_are_an_input(socket, kind):
+    torch, bfloat16 = pytest.importorskip("torch"), pytest.importorskip("ml_dtypes").bfloat16
+    echo = rb.worker("halves", inputs={"x": ("bfloat16", (2,))}, outputs={"y": ("bfloat16", (2,))})(lambda b: b.inputs["x"])
+    with serving(echo, socket), rb.connect("halves", socket=socket, wait=60) as m:
+        y = m(kind([torch.tensor([1.5, -3]).bfloat16()] * 2))
+    assert y.dtype == bfloat16 and y.tolist() == [[1.5, -3]] * 2
+
+
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_bytes_are_a_u8_input(lengths, kind):
     out = lengths(kind(b"\xff\xd8jpeg"))

@@ -88,6 +88,23 @@ class Held(Counter):
         return super().step(lanes)
 
 
+def test_a_model_may_change_the_lanes_that_it_is_told(socket):
+    class Changes(Counter):
+        def start(self, lanes, rows):
+            super().start(lanes, rows)
+            lanes[:] = 0
+
+        def step(self, lanes):
+            result = super().step(lanes)
+            lanes[:] = 0
+            return result
+
+    with counting(socket, "changes", Changes()) as m:
+        asked = [(100 * k, 10 + k) for k in range(2 * LANES)]
+        for future, (first, length) in zip([m.submit(np.array(a, np.int32)) for a in asked], asked):
+            check(future.result(60), first, length)
+
+
 def test_rows_in_lanes_stream(socket):
     with counting(socket, "streamed", made := Held()) as m:
         plain = [m.submit(np.array([i + 10, 64], np.int32)) for i in range(8)]
@@ -283,15 +300,17 @@ def test_a_sequence_that_streams_advances_if_and_only_if_the_stream_ended_well(s
             np.testing.assert_array_equal(all_of([0, 3]), text_of(4 * k, 3))
             with seq.stream(np.array([0, 64], np.int32)) as left:
                 assert len(next(left).values)  # the caller leaves in the middle, or after the worker's end
-                with pytest.raises(rb.NotDone, match="under way"):
+                with pytest.raises(rb.NotDone, match="under way.*close its stream"):
                     seq.step(np.array([0, 1], np.int32))
             with pytest.raises(rb.Failed, match="bad chunk"):
                 all_of([-1, 3])
             np.testing.assert_array_equal(seq.step(np.array([0, 1], np.int32))["text"], text_of(4 * k + 3, 1))
-        late = seq.stream(np.array([0, 1], np.int32))
+        late, left = seq.stream(np.array([0, 1], np.int32)), seq.stream(np.array([0, 64], np.int32))
+        next(left)
         seq.close()
-        with pytest.raises(rb.Closed):
-            next(late)
+        for stream in (late, left):
+            with pytest.raises(rb.Closed, match="the sequence was closed"):
+                list(stream)
 
 
 class Lengths:
@@ -478,6 +497,7 @@ def test_wrong_models_and_rounds_are_refused_by_name(socket):
             (({"text": np.zeros((1, 65), np.uint8), "sum": [0]}, [False]), "at most 64"), (({"text": [0], "sum": [0]}, [True], ["no"]), "list"),
             (({"text": [[[0]]], "sum": [0]}, [True]), "shape"), (({"text": [0], "sum": [0]}, [True], {"a": "no"}), "lane a"),
             (({"text": np.ones(1, np.uint8), "sum": [0]}, np.zeros(1, bool), {3: "not mine"}), "lane 3"),
+            (({"text": [0], "sum": [0]}, [True], {False: "no"}), "lane False"),
         ]:  # fmt: skip
             made.step = lambda lanes, result=result: result
             with pytest.raises(rb.Failed, match=said):

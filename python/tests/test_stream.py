@@ -107,6 +107,15 @@ def test_an_answer_comes_in_parts(socket):
         with pytest.raises(rb.Closed):  # not an end: parts are missing
             next(stream)
 
+        async def left():
+            stream = m.stream(np.array([33, 0], "int32"))
+            assert (await stream.__anext__()).values[0] == ord("a")
+            await stream.aclose()  # as contextlib.aclosing does
+            with pytest.raises(rb.Closed):
+                await stream.__anext__()
+
+        asyncio.run(left())
+
         async def canceled():
             for _ in range(20):
                 task = asyncio.ensure_future(m.stream(np.array([33, 0], "int32")).__anext__())

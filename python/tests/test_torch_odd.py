@@ -30,6 +30,7 @@ MODULES = {
     "in place": (doubled, lambda x: 2 * x),
     "in place, then out": (lambda x: torch.cat([doubled(x).sum(1, keepdim=True), x[:, 1:]], 1), lambda x: np.concatenate(
         [2 * x.sum(1, keepdims=True), 2 * x[:, 1:]], 1)),
+    "in place, and few work": (lambda x: torch.arange(8.0)[x.add_(1).long()], lambda x: x + 1),
     "its input": (torch.nn.Identity(), lambda x: x),
     "not contiguous": (lambda x: x.expand(len(x), 4).flip(1).t().contiguous().t(), lambda x: x[:, ::-1]),
     "negative view": (lambda x: torch.complex(x, x).conj().imag, lambda x: -x),
@@ -63,6 +64,7 @@ def test_an_input_that_a_module_keeps_does_not_change(served):
         (lambda x: x[0, 0], ["y:f32[4]"], r"gave \[\]"),
         (lambda x: x.repeat(2, 1), ["y:f32[4]"], r"gave \[2, 4\]"),
         (lambda x: (x[:, :1].expand(-1, 2), x)[int(x[0, 0]) == 4], ["y:f32[<=9]"], None),
+        (lambda x: x.view(-1, 2, 2), ["y:f32[4]"], r"gave \[1, 2, 2\]"),
         (lambda x: x, ["y:f32[4]", "z:f32[4]"], "gives 1 tensors, and 2 are declared"),
     ],
 )

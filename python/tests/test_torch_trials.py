@@ -37,6 +37,8 @@ def test_a_module_that_padding_disturbs_a_little_gets_no_buckets(served, script,
         (["x:f32[<=8]"], ["y:f32[<=4]"], "dimension 0 is 8, not 4"),
         (["x:f32[8]"], ["y:f32[10]"], r"output 'y' is declared as \[10\], and the module gives \[8\]: dimension 0 is 8, not 10"),
         (["x:f32[8]"], ["y:f32[8]", "z:f32[1]"], "the module gives 1 output"),
+        (["x:f32[2,5]"], ["y:f32[5,2]"], r"declared as \[5,2\], and the module gives \[2, 5\]: dimension 0 is 2, not 5"),
+        (["x:f32[2,5]"], ["y:f32[10]"], r"and the module gives \[2, 5\]: declare it with 2 dimensions, not 1"),
     ],
 )
 def test_outputs_are_declared_as_they_come(inputs, outputs, says):
@@ -68,7 +70,7 @@ def test_a_module_that_mixes_rows_is_refused(module, says, outputs):
         rt.serve(module, "m", inputs=["x:f32[2]"], outputs=outputs, device="cpu")
 
 
-def test_outputs_may_be_declared_in_another_shape_of_as_many_numbers(served):
+def test_outputs_may_be_declared_without_their_sizes_of_1(served):
     socket = served(lambda x: x[:, None], "same", inputs=["x:f32[2]"], outputs=["y:f32[2]"], device="cpu")
     np.testing.assert_array_equal(answer(socket, "same", [1, 1]), [1, 1])
 

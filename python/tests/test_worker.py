@@ -268,6 +268,8 @@ def test_bfloat16_is_an_array_of_ml_dtypes(socket, rows):
             assert casts(np.array([1.5, -3])).tolist() == [3, -6]
             with pytest.raises(rb.DType, match="does not hold 257"):
                 casts(np.array([257, 1]))
+            with pytest.raises(rb.DType, match=r"numbers or bits.*x\.view\('bfloat16'\)"):
+                casts(np.array([1, 2], "uint16"))
         if rows == (2,):
             with m.request() as r:
                 r.inputs["x"][...] = x

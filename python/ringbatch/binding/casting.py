@@ -35,10 +35,12 @@ def bfloat16() -> np.dtype | None:
 
 
 def as_array(value: Any) -> np.ndarray:
-    """np.asarray, also of torch's bfloat16."""
+    """np.asarray, also of torch's bfloat16, and of lists of it."""
     try:
         return np.asarray(value)
     except TypeError:
+        if isinstance(value, (list, tuple)):
+            return np.stack([as_array(v) for v in value])
         if str(getattr(value, "dtype", "")) != "torch.bfloat16":
             raise
     found = bfloat16()

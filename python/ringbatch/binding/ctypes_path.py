@@ -24,7 +24,6 @@ from . import structs as c
 from .library import FOREVER_NS, SLICE_NS, Duration, Process, load, nanoseconds
 from .views import committed, end_view, parents, released
 
-_FULL = errors.Full.status
 _TIMEOUT = errors.Timeout.status
 
 
@@ -86,13 +85,13 @@ class Client:
         left = timeout_ns or FOREVER_NS
         deadline = time.monotonic_ns() + left
         while status := call(min(left, SLICE_NS)):
-            error = self.error(status)
-            if status not in (_FULL, _TIMEOUT):
-                raise error
-            self.sweep()  # also when the time is over: the caller may try again
-            left = deadline - time.monotonic_ns()
-            if left <= 0:
-                raise error
+            try:
+                raise self.error(status)  # which no variable names, or it would keep its frames until a garbage collection
+            except (errors.Full, errors.Timeout):
+                self.sweep()  # also when the time is over: the caller may try again
+                left = deadline - time.monotonic_ns()
+                if left <= 0:
+                    raise
 
     def wait(self, request: int, timeout_ns: int) -> None:
         """Waits for the request's end; raises Timeout."""

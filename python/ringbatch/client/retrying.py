@@ -117,11 +117,17 @@ class _Attempts:
 
     def pause(self, error: BaseException) -> float:
         """Seconds before the next attempt; raises the error if there is none."""
-        pause = self._pauses.next(self._end)
-        if pause is None or not is_retryable(error):
-            raise error
-        if self._start_broker and isinstance(error, (errors.BrokerGone, errors.NoBroker)):
-            left = self.left()
-            self._start_broker() if left is None else self._start_broker(left)
-        return pause
+        try:
+            pause = self._pauses.next(self._end)
+            if pause is None or not is_retryable(error):
+                raise error
+            if self._start_broker and isinstance(error, (errors.BrokerGone, errors.NoBroker)):
+                left = self.left()
+                try:
+                    self._start_broker() if left is None else self._start_broker(left)
+                except errors.NoBroker as e:
+                    raise (error if self.left() == 0 else e) from None
+            return pause
+        finally:
+            del error  # or it would keep this frame, and its callers', until a garbage collection
 

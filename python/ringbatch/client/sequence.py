@@ -131,7 +131,7 @@ class Sequence(Stepper):
         if not self._id:
             raise errors.Closed("the sequence was closed")
         if self._busy:
-            raise errors.NotDone("a step of this sequence is under way: await it first")
+            raise errors.NotDone("a step of this sequence is under way: await it first, or close its stream")
 
     # -- the state
 

@@ -35,7 +35,7 @@ class Starter:
         """Returns when a broker runs. Of threads that call it at once, one starts it for all."""
         if self._generation != Process.generation:  # another thread may have held the lock at the fork
             self._generation, self._lock = Process.generation, threading.Lock()
-        called = time.monotonic()
+        called, within = time.monotonic(), min(within, _START_S)
         if not self._lock.acquire(timeout=within):
             raise _not_started(within)
         try:

@@ -84,9 +84,12 @@ class Stream:
     def _part(self, status: int) -> Part | None:
         """The part of a look that was no timeout; None at the end. Raises its error."""
         if status:
-            error = self._core.error(status)
-            self.close()
-            raise error
+            try:
+                raise self._core.error(status)
+            finally:
+                self.close()
+                if self._sequence:
+                    self._sequence._check()  # Closed says more than the error of a request that its sequence has ended
         again = bool(self._again.value)
         n = self._bytes.value // (self._tensor.row_bytes // self._tensor.shape[0])
         if n or again:
@@ -196,6 +199,10 @@ class Stream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    async def aclose(self) -> None:
+        """The same as close, for ``contextlib.aclosing``."""
         self.close()
 
     def __del__(self) -> None:

@@ -135,9 +135,9 @@ def load(path: Path, task: str, dtype: torch.dtype | None, pickles: bool) -> tup
     """The model and its tokenizer. Nothing is downloaded, and no code of the folder runs."""
     import transformers
 
+    config = read_json(path / "config.json", needed=True)
     for file in [path, *path.iterdir()]:
         refuse_way_of_others(file)
-    config = read_json(path / "config.json", needed=True)
     if not pickles and not any(path.glob("*.safetensors")):
         raise errors.Invalid(f"{path} has no weights as safetensors. Others are pickles, which may run any code: --allow-pickle loads them")
     name = (config.get("architectures") or [""])[0]

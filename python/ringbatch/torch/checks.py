@@ -12,7 +12,7 @@ import torch
 from .. import errors
 from ..binding.tensors import Declared, dims_text
 from ..worker import trials
-from ..worker.axes import FIXED, UNKNOWN, Axes, Input, Output
+from ..worker.axes import FIXED, UNKNOWN, Axes, Input, Output, without_ones
 from ..worker.lost_gpu import Lost
 from ..worker.results import Outputs
 from .lanes import failure
@@ -57,8 +57,8 @@ def fit(declared: Sequence[Declared], found: Sequence[Output], taken: Outputs) -
 
 def _fit(declared: Declared, found: Output) -> Output:
     shape, variable = declared.shape, declared.variable
-    if not variable and not found.variable and math.prod(shape) == math.prod(found.largest):
-        return Output(shape, (FIXED,) * len(shape))  # the same numbers in another shape: [10,1] as [10]
+    if not variable and not found.variable and without_ones(shape) == without_ones(found.largest):
+        return Output(shape, (FIXED,) * len(shape))  # [10,1] as [10]
     but = f"output {declared.name!r} is declared as [{dims_text(shape, variable)}], and the module gives {list(found.largest)}"
     if len(shape) != len(found.largest):
         raise errors.Invalid(f"{but}: declare it with {len(found.largest)} dimensions, not {len(shape)}")

@@ -429,7 +429,8 @@ class Engine:
         # full batch comes first, and each size several times.
         for point in self.points:
             for size in [s for s in reversed(self.warm_sizes()) for _ in range(3)]:
-                self.computes(size)(self.lanes[0].exact_example(size, point))
+                xs = self.lanes[0].exact_example(size, point)
+                self.computes(size)(xs if self.on_gpu else [x.clone() for x in xs])  # on the CPU it may change and keep them
 
     def _record(self, sizes: list[int], optional: bool) -> None:
         try:

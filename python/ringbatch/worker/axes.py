@@ -232,9 +232,9 @@ class Output(NamedTuple):
         return tuple(point[f] if f >= 0 else n for n, f in zip(self.largest, self.follows))
 
     def holds(self, shape: Sequence[int], point: Point) -> bool:
-        """Whether a result's row may have this shape. Of fixed sizes only their number counts: [10,1] is [10]."""
+        """Whether a result's row may have this shape. If all sizes are fixed, those of 1 do not count: [10,1] is [10]."""
         if not self.variable:
-            return math.prod(shape) == math.prod(self.largest)
+            return without_ones(shape) == without_ones(self.largest)
         return len(shape) == len(self.largest) and all(
             n <= most if f == UNKNOWN else n == most if f == FIXED or not point else n == point[f]
             for n, most, f in zip(shape, self.largest, self.follows)
@@ -249,6 +249,10 @@ class Output(NamedTuple):
         """Whether a padded row begins with the bytes of the true row."""
         first = next((d for d, n in enumerate(self.largest) if n != 1 or self.follows[d] != FIXED), 0)
         return all(d == first for d in self.variable)
+
+
+def without_ones(shape: Sequence[int]) -> list[int]:
+    return [n for n in shape if n != 1]
 
 
 FIXED, UNKNOWN = -1, -2

@@ -246,7 +246,7 @@ class Rounds:
                 rows.version, rows.weights = self._follower.version, self._follower.arrays()
                 for batch in new:
                     batch.set_version(rows.version)
-            self._fail(_errors_of("start", self._model.start(lanes, rows)))
+            self._fail(_errors_of("start", self._model.start(lanes.copy(), rows)))
         except Exception as e:
             self._divide(lanes, e)
 
@@ -259,7 +259,7 @@ class Rounds:
             return
         self._round += 1
         try:
-            result = self._model.step(lanes)
+            result = self._model.step(lanes.copy())
             if not isinstance(result, tuple) or len(result) not in (2, 3):
                 raise errors.Invalid(f"step returned {type(result).__name__}: want outputs, done; or outputs, done, {{lane: error}}")
             done = self._of_lanes("done", result[1], lanes)
@@ -340,7 +340,8 @@ class Rounds:
     def _fail(self, failed: Mapping[int, Any]) -> None:
         """Ends the rows of some lanes with an error each."""
         for lane, error in failed.items():
-            batch = self._batch[lane] if isinstance(lane, (int, np.integer)) and 0 <= lane < self._lanes else None
+            is_lane = isinstance(lane, (int, np.integer)) and not isinstance(lane, bool) and 0 <= lane < self._lanes
+            batch = self._batch[lane] if is_lane else None
             if batch is None:
                 raise errors.Invalid(f"{{lane: error}} names lane {lane} ({error}), which has no row")
             batch.fail(0, error)
