@@ -39,8 +39,9 @@ def test_rows_of_all_sizes_share_a_batch_and_come_back_in_their_own(served, devi
     more = {"max_batch_cost": budget} if budget else {}
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, 9, n) for n in (*rng.integers(0, 41, 60), 40, 40, 40, 1)]
-    more.update(inputs=[*TOKENS, "k:i64[]"], packed=["tokens"], args=["tokens", "k", "offsets"], device=device, max_batch_size=16)
-    with rb.connect("m", socket=served(Sums(), "m", **more), wait=60) as m:
+    more.update(inputs=[*TOKENS, "k:i64[]"], packed=["tokens"], args=["tokens", "k", "offsets"], device=device)
+    more.update(max_batch_size=16, wait_time=1)  # batches leave when they are full
+    with rb.connect("m", socket=served(Sums(), "m", **more), wait=60, window=64) as m:
         got = [f.result() for f in [m.submit(text, np.int64(i)) for i, text in enumerate(texts)]]
         pair = m(np.array([[1, 2], [3, 4]]), np.array([5, 6]))  # two rows in one request
         batches = m.stats()["batches"]
