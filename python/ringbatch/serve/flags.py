@@ -13,7 +13,7 @@ from ..worker.refusal import print_error, refused
 
 class Parser(argparse.ArgumentParser):
     """Prints --help as the other commands do. cmd/ringbatch/help holds the same texts,
-    for man pages, completions, and machines without Python."""
+    for machines without Python."""
 
     def __init__(self, command: str, description: str, epilog: str = "") -> None:
         super().__init__(prog=f"ringbatch {command}", description=description, epilog=epilog, allow_abbrev=False)
