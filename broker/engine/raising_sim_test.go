@@ -171,6 +171,38 @@ func TestAClientThatChangesItsInputsSuspendsNoWorker(t *testing.T) {
 	}
 }
 
+// While two clients share each batch that a worker fails, nobody can tell which of the three is to blame.
+func TestAWorkerIsSuspendedOnlyIfItFailsBatchesOfSeveralClientsApart(t *testing.T) {
+	simulateMild(t, 2, 0, func(s *world) {
+		first, second := s.clients[0], s.clients[1]
+		for _, c := range []*simClient{first, second} {
+			s.steps("each has sent something", func() bool { return s.r.slot(c.sess.last).arrived > 0 })
+		}
+		w := s.workers[0].sess
+		fail := func(clients ...*ClientSession) (suspends bool) {
+			s.st.accuseWorker(&failure{by: w, clients: clients})
+			suspends = len(s.l.outcomes) > 0
+			s.l.outcomes = nil
+			return suspends
+		}
+		for range maxStrikes {
+			if fail(first.sess, second.sess) {
+				s.fail("a worker is suspended, but a client may be to blame")
+			}
+		}
+		if !s.st.owes(first.sess) || !s.st.owes(second.sess) {
+			s.fail("the suspected clients still share batches")
+		}
+		if fail(first.sess) {
+			s.fail("a worker is suspended, but a client may be to blame")
+		}
+		if !fail(second.sess) {
+			s.fail("a worker that failed batches of two clients apart is not suspended")
+		}
+		w.standing = standing{}
+	})
+}
+
 // The others have what they have beside the same client with good inputs.
 func TestAClientThatFailsTakesNoTimeFromTheOthers(t *testing.T) {
 	for _, poison := range []simPoison{raising, changing} {

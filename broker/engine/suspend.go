@@ -83,8 +83,8 @@ func (s *Stage) judgeBatch(w *WorkerSession, failed, ranWell bool) {
 
 // accuseWorker judges a batch that a worker failed and others ran. Either the worker is broken,
 // or a client changes its inputs under the workers. So the blamed clients pay, and the worker gets a
-// strike. It is suspended if its failed batches share no client, or no others sent anything lately.
-// The shared ones go into debt, so that their next batches are their own: a broken worker fails
+// strike. It is suspended if its failed batches share no client, or nobody else sent anything lately.
+// Otherwise the shared ones go into debt, so that their next batches are their own: a broken worker fails
 // the batches of the others, too.
 func (s *Stage) accuseWorker(f *failure) {
 	w := f.by
@@ -98,13 +98,13 @@ func (s *Stage) accuseWorker(f *failure) {
 	} else {
 		w.shared = slices.DeleteFunc(w.shared, func(c *ClientSession) bool { return !c.isAmong(f.clients) })
 	}
-	others := false
+	several := false // processes, to tell a broken worker from one of them
 	for c := range s.ring.clients {
-		others = others || !c.isAmong(w.shared) && s.loop.now-s.ring.slot(c.last).arrived < int64(firstBackoff)
+		several = several || len(w.shared) > 0 && !c.isAmong(w.shared[:1]) && s.loop.now-s.ring.slot(c.last).arrived < int64(firstBackoff)
 	}
 	switch {
 	case w.strikes < maxStrikes:
-	case len(w.shared) == 0 || !others:
+	case !several:
 		s.loop.collectOutcome(outcome{kind: failsOften, worker: w})
 	default:
 		for _, c := range w.shared {
