@@ -152,9 +152,10 @@ def test_uploads_are_measured_with_one_model_process_and_with_copies(tmp_path):
     pytest.importorskip("PIL.Image")
     pytest.importorskip("uvicorn")
     pytest.importorskip("fastapi")
-    command = [sys.executable, str(EXAMPLES / "upload" / "measure.py"), "--workers", "1", "--clients", "2", "--seconds", "0.2", "--json"]
+    command = [sys.executable, str(EXAMPLES / "upload" / "measure.py"), "--workers", "1", "--clients", "2", "--seconds", "0.2", "--rounds", "1", "--json"]
     out = subprocess.check_output(command, env={**os.environ, "UPLOAD_HIDDEN": "8"}, text=True, timeout=250)
-    assert all(r["requests_per_s"] > 0 and r["memory_mb"] > 0 for r in json.loads(out).values()) and out.count("requests_per_s") == 2
+    *ways, ratios = json.loads(out).values()
+    assert all(r["requests_per_s"] > 0 and r["memory_mb"] > 0 for r in ways) and len(ways) == 2 and ratios[0] > 0
 
 
 def test_robots_and_simulators_share_a_policy_through_openpis_protocol():

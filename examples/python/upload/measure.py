@@ -2,9 +2,9 @@
 """Measures app.py with one model process, then with a copy of the model in every web worker.
 
     pip install fastapi "uvicorn>=0.37" pillow         # and ringbatch
-    python measure.py [--workers 4] [--clients 16] [--seconds 10] [--json]
+    python measure.py [--workers 4] [--clients 16] [--seconds 5] [--rounds 3] [--json]
 
-Each client sends one picture at a time. Every process computes with one thread, both ways. Memory is the
+The two take turns, and the table shows medians. Each client sends one picture at a time. Every process computes with one thread, both ways. Memory is the
 proportional set size of all server processes after the load.
 """
 
@@ -13,6 +13,7 @@ import contextlib
 import http.client
 import io
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from socket import create_server
+from statistics import median
 
 import numpy as np
 from PIL import Image
@@ -91,16 +93,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
     a = parser.parse_args()
-    results = {"one model process": measure(False, a), "a copy in every worker": measure(True, a)}
+    rounds = [{"one model process": measure(False, a), "a copy in every worker": measure(True, a)} for _ in range(a.rounds)]
+    results = {way: {k: median(r[way][k] for r in rounds) for k in of} for way, of in rounds[0].items()}
+    ratios = [operator.truediv(*(r["requests_per_s"] for r in way.values())) for way in rounds]
     if a.json:
-        print(json.dumps(results))
+        print(json.dumps(results | {"ratios": [round(r, 2) for r in ratios]}))
         return
     print(f"{'':24}{'requests/s':>12}{'p50 ms':>9}{'p99 ms':>9}{'memory MB':>11}")
     for way, r in results.items():
         print(f"{way:24}{r['requests_per_s']:12.1f}{r['p50_ms']:9}{r['p99_ms']:9}{r['memory_mb']:11}")
+    print(f"requests/s, one process ÷ copies: {', '.join(f'{r:.2f}' for r in ratios)}")
 
 
 if __name__ == "__main__":
