@@ -157,7 +157,8 @@ def test_wrong_structures_get_errors_that_tell_why(served):
     broken = molecule("H2O")
     broken.positions[0] = np.nan
     for atoms, error, says in ((far, rb.Shape, r"1001 atoms with 0 edges do not fit the model.*0\.\.1000"), (ase.Atoms("He"), rb.Failed, "does not know the atomic numbers"),
-                               (broken, rb.Invalid, "not finite"), (ase.Atoms("H", pbc=True), rb.Invalid, "without a cell vector")):  # fmt: skip
+                               (broken, rb.Invalid, "not finite"), (ase.Atoms("H", pbc=True), rb.Invalid, "without a cell vector"),
+                               (ase.Atoms("H", cell=[[2, 0, 0], [4, 0, 0], [0, 0, 3]], pbc=True), rb.Invalid, "in one plane")):  # fmt: skip
         atoms.calc = calculator
         with pytest.raises(error, match=says):
             atoms.get_potential_energy()
