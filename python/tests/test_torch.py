@@ -262,7 +262,6 @@ def test_inputs_are_passed_by_their_names(served, make, how):
         (lambda *xs: xs[0], {}, 'it takes arguments without names; the inputs are ids, types, mask: .* order, args="ids,types,mask"'),
         (lambda ids, kinds, mask: ids, {}, "it takes ids, kinds, mask; the inputs are ids, types, mask"),
         (lambda ids, mask=None, **dropped: ids, {}, "it takes ids, mask; the inputs are ids, types, mask"),
-        (torch.compile(Drops()), {}, "it takes ids, mask; the inputs are ids, types, mask"),
         (torch.nn.DataParallel(Drops()), {}, "it takes ids, mask; the inputs are ids, types, mask"),
         (lambda *xs: xs[0], {"args": ["ids", "mask"]}, "want each input once"),
         (torch.add, {}, "it takes arguments without names"),
