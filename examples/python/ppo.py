@@ -56,7 +56,7 @@ def nets() -> nn.ModuleDict:
         for name, n in (("policy", ACTIONS), ("value", 1))})  # fmt: skip
 
 
-@rb.worker("policy", inputs=OBSERVATION, outputs=ANSWER, max_batch_size=ROWS, pad_to=ROWS)  # one shape, whoever shares the batch
+@rb.worker("policy", inputs=OBSERVATION, outputs=ANSWER, max_batch_size=ROWS, pad_to=ROWS)  # one shape for every batch
 class Policy:
     def setup(self) -> None:
         self.nets = nets()
