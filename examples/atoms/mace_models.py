@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker for MACE models (pip install mace-torch).
 
-    python examples/atoms/mace_models.py FILE     # a file of torch.save(model), as mace's training makes it
-    python examples/atoms/mace_models.py random   # a small model with random weights, for trials
+    python examples/atoms/mace_models.py FILE            # a file of torch.save(model), as mace's training makes it; in float32
+    python examples/atoms/mace_models.py FILE float64    # the model is then named mace64
+    python examples/atoms/mace_models.py FILE float32 pt # the head pt of a model with several; default: the head named default
+    python examples/atoms/mace_models.py random          # a small model with random weights, for trials
 
 Clients: ringbatch.ase.Calculator("mace"). A file of torch.save can run any code: load only files that you trust.
 """
@@ -34,26 +36,32 @@ def random_model():
 def load(dtype, device, source=None):
     import mace  # noqa: F401 - before e3nn, which loads its constants only so
 
-    source = source or sys.argv[1]
+    source, *options = [source] if source else sys.argv[1:]
     model = random_model() if source == "random" else torch.load(source, map_location=device, weights_only=False)
     model = model.to(device, dtype).eval().requires_grad_(False)
     numbers = model.atomic_numbers.tolist()
     index = torch.zeros(max(numbers) + 1, dtype=torch.int64, device=device)
     index[model.atomic_numbers] = torch.arange(len(numbers), device=device)
+    if hasattr(model, "joint_embedding"):
+        raise rb.Invalid(f"the model wants {', '.join(model.embedding_specs)}: the calculator sends atoms and cell only")
+    heads = [name.lower() for name in getattr(model, "heads", ["default"])]
+    wanted = options[1].lower() if options[1:] else heads[0] if len(heads) == 1 else "default"
+    if wanted not in heads:
+        raise rb.Invalid(f"the model has no head {wanted!r}: name one of {', '.join(heads)}")
+    head = heads.index(wanted)
 
     def energies(s):
         shifts = torch.einsum("ek,ekx->ex", s.shifts, s.cell[s.of_atom[s.edges[0]]])
         kinds = torch.nn.functional.one_hot(index[s.numbers], len(numbers)).to(dtype)
         data = {"positions": s.positions, "cell": s.cell.reshape(-1, 3), "edge_index": s.edges, "shifts": shifts, "unit_shifts": s.shifts,
-                "node_attrs": kinds, "batch": s.of_atom, "ptr": s.offsets}  # fmt: skip
+                "node_attrs": kinds, "batch": s.of_atom, "ptr": s.offsets, "head": torch.full_like(s.offsets[1:], head)}  # fmt: skip
         return model(data, compute_force=False)["energy"]
 
     return energies, float(model.r_max), numbers
 
 
-worker = potential("mace", load)
+worker, worker64 = potential("mace", load), potential("mace64", load, dtype=torch.float64)
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    rb.serve(worker)
+    served = {"float32": worker, "float64": worker64}.get((*sys.argv, "float32")[2]) if 2 <= len(sys.argv) <= 4 else None
+    rb.serve(served or sys.exit(__doc__))

@@ -56,7 +56,7 @@ def nets() -> nn.ModuleDict:
         for name, n in (("policy", ACTIONS), ("value", 1))})  # fmt: skip
 
 
-@rb.worker("policy", inputs=OBSERVATION, outputs=ANSWER, max_batch_size=ROWS, pad_to=ROWS)  # one shape: a row's bits depend on no other row
+@rb.worker("policy", inputs=OBSERVATION, outputs=ANSWER, max_batch_size=ROWS, pad_to=ROWS)  # one shape for every batch
 class Policy:
     def setup(self) -> None:
         self.nets = nets()
@@ -69,7 +69,7 @@ class Policy:
 
 
 @rb.worker("learn", inputs=unroll_specs(OBSERVATION, ANSWER, STEPS), outputs={"score": ("float32", ()), "weights": ("int64", ())},
-    max_batch_size=ROWS, wait_time=60, run_once=True)  # the barrier: a batch leaves when all actors are in it, or after a minute
+    max_batch_size=ROWS, wait_time=60, run_once=True)  # the barrier: a batch leaves when all connected actors are in it, or after a minute
 class Learn:
     def setup(self) -> None:
         self.nets, self.scores = nets(), []
@@ -104,8 +104,9 @@ class Learn:
         return {"score": np.full(batch.rows, np.mean(self.scores or [0]), "float32"), "weights": np.full(batch.rows, crc)}
 
 
-def act(number: int) -> None:
+def act(number: int, connected) -> None:
     with rb.connect("policy", wait=300, window=ENVS) as policy, rb.connect("learn", wait=300, window=ENVS) as learn:
+        connected.wait(300)  # a batch waits for no actor that is not connected yet
         envs = gym.make_vec("CartPole-v1", ENVS, "sync", wrappers=[Noise])
         for update, unroll in zip(range(args.updates), Actor(envs, policy, STEPS, seed=args.seed + ENVS * number)):
             answer = learn(unroll, split=False)  # the next unroll is of the new version
@@ -115,7 +116,8 @@ def act(number: int) -> None:
 
 def main() -> None:
     server = mp.Process(target=rb.serve, args=([Policy, Learn],), kwargs={"processes": [2, 1]}, daemon=True)
-    actors = [mp.Process(target=act, args=(i,)) for i in range(args.actors)]
+    connected = mp.Barrier(args.actors)
+    actors = [mp.Process(target=act, args=(i, connected)) for i in range(args.actors)]
     for p in (server, *actors):
         p.start()
     for p in actors:

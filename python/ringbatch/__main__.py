@@ -20,6 +20,8 @@ def main() -> None:
         command = binary_path()
     except Error as e:
         sys.exit(f"ringbatch: {e}")
+    if os.path.exists(sys.argv[0]) and os.path.samefile(command, sys.argv[0]):
+        sys.exit(f"ringbatch: $RINGBATCH_BINARY names this script, {command}: unset it, or name the program that it starts")
     os.execv(command, ["ringbatch", *sys.argv[1:]])
 
 

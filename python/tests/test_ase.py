@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,6 +50,18 @@ atoms.calc = Calculator("tiny64")
 optimizer = BFGS(atoms, logfile=None)
 optimizer.attach(lambda: print(json.dumps([atoms.get_potential_energy(), atoms.positions.tolist()]), flush=True))
 optimizer.run(fmax=0.01, steps=60)
+"""
+
+TASK = """
+import sys
+from ase.build import molecule
+from ringbatch.ase import Calculator
+atoms = molecule("H2O")
+atoms.calc = Calculator("tiny64", wait=200, retry=200)
+for go in sys.argv[1:3]:
+    print(atoms.get_potential_energy(), flush=True)
+    open(go).read()
+    atoms.positions += [[0, 0, 0.1], [0, 0, 0], [0, 0, 0]]
 """
 
 
@@ -144,7 +157,8 @@ def test_wrong_structures_get_errors_that_tell_why(served):
     broken = molecule("H2O")
     broken.positions[0] = np.nan
     for atoms, error, says in ((far, rb.Shape, r"1001 atoms with 0 edges do not fit the model.*0\.\.1000"), (ase.Atoms("He"), rb.Failed, "does not know the atomic numbers"),
-                               (broken, rb.Invalid, "not finite"), (ase.Atoms("H", pbc=True), rb.Invalid, "without a cell vector")):  # fmt: skip
+                               (broken, rb.Invalid, "not finite"), (ase.Atoms("H", pbc=True), rb.Invalid, "without a cell vector"),
+                               (ase.Atoms("H", cell=[[2, 0, 0], [4, 0, 0], [0, 0, 3]], pbc=True), rb.Invalid, "in one plane")):  # fmt: skip
         atoms.calc = calculator
         with pytest.raises(error, match=says):
             atoms.get_potential_energy()
@@ -185,3 +199,41 @@ def test_beads_of_i_pi_share_a_worker(served, monkeypatch):
     subprocess.run([rb.binary_path(), "set", "tiny64", "wait_time=60s"], check=True)
     whole, batches = beads.run(4, 20, "tiny64")
     assert whole >= 0.95 * batches
+
+
+def test_tasks_of_an_array_share_a_potential_and_the_next_one_serves_when_the_first_ends(tmp_path, own):
+    (tmp_path / "serve.py").write_text(SERVE)
+    (tmp_path / "task.py").write_text(TASK)
+    go = [tmp_path / f"go{k}" for k in range(4)]
+    for path in go:
+        os.mkfifo(path)
+    given = {**os.environ, "SLURM_ARRAY_JOB_ID": f"test{os.getpid()}", "SERVE": f"{sys.executable} {tmp_path / 'serve.py'}"}
+
+    def task(k):
+        command = ["bash", EXAMPLES / "array.sh", sys.executable, tmp_path / "task.py", *go[2 * k : 2 * k + 2]]
+        return subprocess.Popen(command, env={**given, "SLURM_ARRAY_TASK_ID": str(k)}, stdout=subprocess.PIPE, text=True)
+
+    folder = f"/tmp/ringbatch-{os.getuid()}-{given['SLURM_ARRAY_JOB_ID']}"
+    water, want = molecule("H2O"), []
+    water.calc = own
+    for _ in range(2):
+        want.append(water.get_potential_energy())
+        water.positions[0, 2] += 0.1
+    try:
+        with task(0) as first:
+            assert float(first.stdout.readline()) == pytest.approx(want[0], abs=1e-9)
+            with task(1) as second:
+                assert float(second.stdout.readline()) == pytest.approx(want[0], abs=1e-9)
+                was = workers(f"{folder}/b.sock")
+                for path in go[:2]:
+                    path.write_text("go")
+                first.stdout.read()
+                assert first.wait(60) == 0
+                go[2].write_text("go")  # the broker went with the first task
+                assert float(second.stdout.readline()) == pytest.approx(want[1], abs=1e-9)
+                assert not was & workers(f"{folder}/b.sock")
+                go[3].write_text("go")
+                assert second.wait(60) == 0
+        assert not os.path.exists(f"{folder}/b.sock")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -215,6 +215,14 @@ def test_worker_processes_share_the_cores(tmp_path, at, env):
         assert m(np.zeros((), "int32")) == max(1, len(os.sched_getaffinity(0)) // 2)
 
 
+def test_a_command_that_would_start_itself_says_so():
+    script = Path(sys.executable).parent / "ringbatch"
+    if not script.exists():
+        pytest.skip("the package is not installed here")
+    p = subprocess.run([script, "status"], env={**os.environ, "RINGBATCH_BINARY": str(script)}, capture_output=True, text=True, timeout=60)
+    assert p.returncode == 1 and f"$RINGBATCH_BINARY names this script, {script}" in p.stderr
+
+
 def test_a_module_that_fails_with_its_inputs_is_refused_at_the_first_start(tmp_path):
     torch = pytest.importorskip("torch")
     torch.jit.script(torch.nn.Linear(4, 2)).save(str(tmp_path / "m.jit"))

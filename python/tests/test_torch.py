@@ -225,6 +225,11 @@ SCORES = ["ids:i64[3]", "types:i64[3]", "mask:i64[3]"]
 IDS = tuple(torch.full((2, 3), n) for n in (7, 1, 4))
 
 
+class Drops(torch.nn.Module):
+    def forward(self, ids, mask=None, **dropped):
+        return ids
+
+
 def exported_scores():
     batch = {0: torch.export.Dim("batch")}
     shapes = {"ids": batch, "mask": batch, "types": batch}
@@ -241,6 +246,7 @@ def exported_scores():
         (lambda: lambda *xs: Scores()(*xs), {"args": "ids,mask,types"}),
         (lambda: lambda a, b, c: Scores()(a, b, c), {"args": ["ids", "mask", "types"]}),
         (lambda: lambda **xs: Scores()(**xs), {}),
+        (lambda: torch.nn.DataParallel(Scores()), {}),
     ],
 )
 def test_inputs_are_passed_by_their_names(served, make, how):
@@ -256,6 +262,7 @@ def test_inputs_are_passed_by_their_names(served, make, how):
         (lambda *xs: xs[0], {}, 'it takes arguments without names; the inputs are ids, types, mask: .* order, args="ids,types,mask"'),
         (lambda ids, kinds, mask: ids, {}, "it takes ids, kinds, mask; the inputs are ids, types, mask"),
         (lambda ids, mask=None, **dropped: ids, {}, "it takes ids, mask; the inputs are ids, types, mask"),
+        (torch.nn.DataParallel(Drops()), {}, "it takes ids, mask; the inputs are ids, types, mask"),
         (lambda *xs: xs[0], {"args": ["ids", "mask"]}, "want each input once"),
         (torch.add, {}, "it takes arguments without names"),
     ],

@@ -31,6 +31,20 @@ def test_a_function_of_batches(socket):
             assert y.shape == (1 + i % 3, 4) and (y == 2 * i).all()
 
 
+def test_a_class_serves_a_second_model_under_another_name(socket):
+    @rb.worker("double", **FOUR)
+    class Times:
+        def setup(self):
+            self.by = 2
+
+        def __call__(self, batch):
+            return self.by * batch.inputs["x"]
+
+    again = rb.worker("again", **FOUR)(Times)
+    with serving(Times, socket), serving(again, socket), rb.connect("again", socket=socket, wait=60) as m:
+        assert m(np.ones(4, "float32")).tolist() == 4 * [2]
+
+
 def test_scattered_rows_are_gathered_and_put_back(socket):
     """Rows of several clients, with gaps between them: every client gets its own."""
     seen = set()

@@ -10,6 +10,7 @@ from typing import Any, Callable, NamedTuple
 from .. import errors
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_ALL = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
 class Taken(NamedTuple):
@@ -31,6 +32,9 @@ def taken_by(function: Callable[..., Any]) -> Taken:
         found = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):
         return Taken([], True, known=False)
+    inside = [*function.children()] if hasattr(function, "children") else []
+    if {p.kind for p in found} == _ALL and len(inside) == 1:
+        return taken_by(inside[0])  # torch.compile, DataParallel and peft pass all on, and the module inside may drop names
     names = [p.name for p in found if p.kind in _NAMED]
     exported = getattr(function, "_in_spec", None)  # a program keeps the places of torch.export
     others = not names and any(p.kind == p.VAR_KEYWORD for p in found)

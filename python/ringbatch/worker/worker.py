@@ -125,6 +125,7 @@ def worker(
     text = signature(inputs, outputs, memory, state)
 
     def made(function: Callable[[Batch], Any]) -> Worker:
+        function = function.function if isinstance(function, Worker) else function  # the same, under another name
         following.check(live_weights, _is_async(function))
         if lanes:
             check_model(function)
