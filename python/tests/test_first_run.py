@@ -12,8 +12,8 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
