@@ -33,11 +33,12 @@ demo: ## what batching wins on this machine, in half a minute
 demo-page: build ## the page of a broker under load, until Ctrl-C
 	./bin/ringbatch demo
 
-# Two steps run at a time and print their output when they end: tests mostly wait, and checks fill the cores meanwhile.
+# Two steps run at a time, the long ones first, and print their output when they end: tests mostly wait, and checks fill the
+# cores meanwhile.
 # The last steps kill processes by the clock. Chaos, which judges times, runs alone.
 test: downloads ## all checks and tests, as CI runs them
 	@$(MAKE) --no-print-directory -j2 --output-sync=target \
-	  unit python pythons check cuda-check race torch-short interop site envoy-test
+	  python unit torch-short race pythons check cuda-check interop site envoy-test
 	@$(MAKE) --no-print-directory -j2 --output-sync=target onnx-go-test hosts-short
 	@$(MAKE) --no-print-directory chaos-short
 	@echo "all tests passed"
@@ -66,9 +67,9 @@ check: $(STATICCHECK) ## licence lines, formatting, vet, staticcheck, links, fig
 
 # Packages whose goroutines share memory run under the race detector, and only there. Processes that share mappings are
 # invisible to the detector; heap-backed segments show it the same code.
-RACE_ONLY := shm client worker broker broker/supervise gateway gateway/core gateway/grpcapi gateway/httpapi test/testbed
+RACE_ONLY := shm client worker broker broker/supervise gateway gateway/core gateway/grpcapi gateway/httpapi relay test/testbed
 # These also run without it: their simulations and schedules then go further (testing.Short).
-RACE_TOO := broker/engine test/e2e relay
+RACE_TOO := broker/engine test/e2e
 # Four packages at a time, because tests mostly wait; make check vets them.
 GO_TEST := go test -timeout 30m -vet=off -p 4
 
