@@ -33,11 +33,12 @@ demo: ## what batching wins on this machine, in half a minute
 demo-page: build ## the page of a broker under load, until Ctrl-C
 	./bin/ringbatch demo
 
-# Two steps run at a time and print their output when they end: tests mostly wait, and checks fill the cores meanwhile.
+# Two steps run at a time, the long ones first, and print their output when they end: tests mostly wait, and checks fill the
+# cores meanwhile.
 # The last steps kill processes by the clock. Chaos, which judges times, runs alone.
 test: downloads ## all checks and tests, as CI runs them
 	@$(MAKE) --no-print-directory -j2 --output-sync=target \
-	  unit python pythons model-check check cuda-check race torch-short interop site envoy-test
+	  python unit torch-short race pythons check cuda-check interop site envoy-test
 	@$(MAKE) --no-print-directory -j2 --output-sync=target onnx-go-test hosts-short
 	@$(MAKE) --no-print-directory chaos-short
 	@echo "all tests passed"
@@ -52,7 +53,7 @@ downloads: $(STATICCHECK)
 $(STATICCHECK):
 	GOBIN=$(@D) hack/again.sh go install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION)
 
-check: $(STATICCHECK) ## licence lines, formatting, vet, staticcheck, links, figures, words
+check: $(STATICCHECK) ## licence lines, formatting, vet, staticcheck, links, figures, words, the model's sum
 	./hack/spdx.py
 	./hack/licences.py --check
 	@bad=$$(gofmt -l .); [ -z "$$bad" ] || { echo "not formatted: $$bad" >&2; exit 1; }
@@ -61,12 +62,14 @@ check: $(STATICCHECK) ## licence lines, formatting, vet, staticcheck, links, fig
 	python3 hack/links.py
 	python3 hack/results.py check
 	python3 hack/words.py
+	@cat test/model/*.pml test/model/check.sh | sha256sum --check --status test/model/checked || \
+	  { echo "the model has changed since its last check: make model-check, and commit test/model/checked" >&2; exit 1; }
 
 # Packages whose goroutines share memory run under the race detector, and only there. Processes that share mappings are
 # invisible to the detector; heap-backed segments show it the same code.
-RACE_ONLY := shm client worker broker broker/supervise gateway gateway/core gateway/grpcapi gateway/httpapi test/testbed
+RACE_ONLY := shm client worker broker broker/supervise gateway gateway/core gateway/grpcapi gateway/httpapi relay test/testbed
 # These also run without it: their simulations and schedules then go further (testing.Short).
-RACE_TOO := broker/engine test/e2e relay
+RACE_TOO := broker/engine test/e2e
 # Four packages at a time, because tests mostly wait; make check vets them.
 GO_TEST := go test -timeout 30m -vet=off -p 4
 

@@ -100,19 +100,23 @@ func sanitized(t *testing.T, sanitizer string) string {
 // sanitizedProgram builds one of these sources; the library is built once.
 func sanitizedProgram(t *testing.T, sanitizer, name string, sources ...string) (exe string) {
 	t.Helper()
+	exe = filepath.Join(built, name+"-"+sanitizer)
+	once(t, exe, func() error { return linkSanitized(t, sanitizer, exe, sources...) })
+	return exe
+}
+
+// linkSanitized builds a program, whose sources may replace files of the library.
+func linkSanitized(t *testing.T, sanitizer, exe string, sources ...string) error {
+	t.Helper()
 	objects := filepath.Join(built, "objects-"+sanitizer)
 	flags := []string{"-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=" + sanitizer, "-fno-sanitize-recover=all"}
 	once(t, objects, func() error {
 		_, err := tryRun("make", "-j2", "BUILD="+objects, "CFLAGS="+strings.Join(flags, " "), objects+"/libringbatch.a")
 		return err
 	})
-	exe = filepath.Join(built, name+"-"+sanitizer)
-	once(t, exe, func() error {
-		_, err := tryRun("cc", slices.Concat([]string{"-std=gnu11", "-D_GNU_SOURCE", "-I.", "-pthread", "-o", exe}, flags, sources,
-			[]string{objects + "/libringbatch.a", "-ldl"})...)
-		return err
-	})
-	return exe
+	_, err := tryRun("cc", slices.Concat([]string{"-std=gnu11", "-D_GNU_SOURCE", "-I.", "-pthread", "-o", exe}, flags, sources,
+		[]string{objects + "/libringbatch.a", "-ldl"})...)
+	return err
 }
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))

@@ -178,24 +178,26 @@ func TestTheThreadSanitizerSeesNoRaceInSharedMemory(t *testing.T) {
 	}
 }
 
-// heapProgram builds testdata/heap.c with the library's sources, after replacing a text in one of them.
+// heapProgram builds testdata/heap.c with the library, after replacing a text in one of its files.
 func heapProgram(t *testing.T, file, from, to string) string {
 	t.Helper()
-	copied := t.TempDir()
-	must.Do(t, os.CopyFS(filepath.Join(copied, "cbindings"), os.DirFS(".")))
-	src := filepath.Join(copied, "cbindings", "src")
-	if file != "" {
-		path := filepath.Join(src, file)
-		text, err := os.ReadFile(path)
-		if err != nil || strings.Count(string(text), from) != 1 {
-			t.Fatalf("%s: %q stands there %d times, want once (%v)", path, from, strings.Count(string(text), from), err)
-		}
-		must.Do(t, os.WriteFile(path, []byte(strings.Replace(string(text), from, to, 1)), 0o644))
+	if file == "" {
+		return sanitizedProgram(t, "thread", "heap", "testdata/heap.c")
 	}
-	library, err := filepath.Glob(filepath.Join(src, "*.c"))
-	must.Do(t, err)
+	copied := t.TempDir()
+	must.Do(t, os.CopyFS(copied, os.DirFS(".")))
+	path := filepath.Join(copied, "src", file)
+	text, err := os.ReadFile(path)
+	if err != nil || strings.Count(string(text), from) != 1 {
+		t.Fatalf("%s: %q stands there %d times, want once (%v)", path, from, strings.Count(string(text), from), err)
+	}
+	must.Do(t, os.WriteFile(path, []byte(strings.Replace(string(text), from, to, 1)), 0o644))
+	changed := []string{path}
+	if strings.HasSuffix(file, ".h") {
+		changed, err = filepath.Glob(filepath.Join(copied, "src", "*.c"))
+		must.Do(t, err)
+	}
 	exe := filepath.Join(copied, "heap")
-	run(t, "cc", append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-g", "-O0", "-fsanitize=thread", "-pthread", "-o", exe,
-		filepath.Join(copied, "cbindings", "testdata", "heap.c")}, library...)...)
+	must.Do(t, linkSanitized(t, "thread", exe, append(changed, filepath.Join(copied, "testdata", "heap.c"))...))
 	return exe
 }

@@ -93,7 +93,7 @@ func (b *weightsBed) restart(version uint32, fill int64) {
 }
 
 func TestAnAnswerHasTheVersionThatWasPublishedBeforeIt(t *testing.T) {
-	b := newWeightsBed(t, "address")
+	b := newWeightsBed(t, "address,undefined")
 	for range 2 {
 		b.start(nil, "worker", b.socket) // waits for a publisher
 	}
@@ -119,7 +119,7 @@ func TestAnAnswerHasTheVersionThatWasPublishedBeforeIt(t *testing.T) {
 func TestAPublisherMayDieAtAnyMoment(t *testing.T) {
 	for _, memory := range []string{"host", "device"} {
 		t.Run(memory, func(t *testing.T) {
-			b := newWeightsBed(t, "address")
+			b := newWeightsBed(t, "address,undefined")
 			if memory == "host" {
 				testDyingPublishers(b)
 				return
@@ -210,7 +210,7 @@ func (b *weightsBed) until(version uint32) {
 
 // Nothing reads the weights of a worker that is not there.
 func TestAPublisherNeedsAWorkerThatFollows(t *testing.T) {
-	b := newWeightsBed(t, "address")
+	b := newWeightsBed(t, "address,undefined")
 	end := b.broker.Serve(t, worker.Config{Model: "m", Signature: b.sig}, func(context.Context, *worker.Batch) error { return nil })
 	b.start(nil, "publisher", b.socket).until("NoWorker")
 	end()
@@ -219,7 +219,7 @@ func TestAPublisherNeedsAWorkerThatFollows(t *testing.T) {
 }
 
 func TestWrongCallsAndThreadsOfLiveWeights(t *testing.T) {
-	for _, sanitizer := range []string{"address", "thread"} {
+	for _, sanitizer := range []string{"address,undefined", "thread"} {
 		t.Run(sanitizer, func(t *testing.T) {
 			b := newWeightsBed(t, sanitizer)
 			b.start(nil, "misuse", b.socket).until("ok")

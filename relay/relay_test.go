@@ -125,9 +125,6 @@ func TestCancellationTravels(t *testing.T) {
 }
 
 func TestLargeBatchesTravel(t *testing.T) {
-	if testing.Short() {
-		t.Skip("moves 19 MB under the race detector")
-	}
 	const row = 602112
 	sig := signature(t, fmt.Sprintf("x:u8[%d]", row), fmt.Sprintf("y:u8[%d]", row))
 	h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {

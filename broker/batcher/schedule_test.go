@@ -34,10 +34,7 @@ func TestRandomSchedulesAreDecidedAsTheReferenceDoes(t *testing.T) {
 		must.Do(t, runSchedule(*seedFlag, t.Logf))
 		return
 	}
-	count := 10_000 // make torture runs a million
-	if testing.Short() {
-		count = 1_000
-	}
+	count := 10_000 // make torture runs a million; a wrong tie of timers showed at schedule 7,202
 	if *schedulesFlag > 0 {
 		count = *schedulesFlag
 	}

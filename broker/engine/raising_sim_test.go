@@ -17,7 +17,7 @@ import (
 // raise. play gets a world with some workers and clients.
 func simulateMild(t *testing.T, workers int, poison float64, play func(*world)) {
 	t.Helper()
-	for seed := int64(1); seed <= int64(unlessShort(300, 30)); seed++ {
+	for seed := int64(1); seed <= int64(unlessShort(100, 30)); seed++ {
 		if failure := playMild(seed, workers, poison, play); failure != "" {
 			t.Fatalf("seed %d: %s", seed, failure)
 		}

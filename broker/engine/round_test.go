@@ -80,7 +80,7 @@ func changeNothing(t *testing.T, firstSeed int64, seeds int, look func(s *world)
 
 func TestTheCheckOfACommitChangesNothing(t *testing.T) {
 	legal, illegal := 0, 0
-	changeNothing(t, 1000, unlessShort(60, 10), func(s *world) {
+	changeNothing(t, 1000, unlessShort(30, 10), func(s *world) {
 		i := slices.IndexFunc(s.clients, func(c *simClient) bool { return !c.dead && c.sess.isAttached() })
 		if i < 0 {
 			return

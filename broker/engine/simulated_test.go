@@ -12,7 +12,7 @@ import (
 
 var (
 	simSeed  = flag.Int64("seed", 0, "simulation: replay this one seed, with its trace")
-	simSeeds = flag.Int64("seeds", 0, "simulation: how many seeds (2000, and 100 with -short)")
+	simSeeds = flag.Int64("seeds", 0, "simulation: how many seeds (1000, and 100 with -short)")
 	simFirst = flag.Int64("first_seed", 1, "simulation: the first of them")
 )
 
@@ -30,7 +30,7 @@ func TestEveryRequestEndsOnceInAnySimulatedWorld(t *testing.T) {
 	}
 	seeds := *simSeeds
 	if seeds == 0 {
-		seeds = int64(unlessShort(2000, 100))
+		seeds = int64(unlessShort(1000, 100))
 	}
 	accepted, ended, start := 0, 0, time.Now()
 	for seed := *simFirst; seed < *simFirst+seeds; seed++ {

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # wheels_test.sh [FOLDER]: installs the wheels of this machine into fresh environments
 # of every CPython 3.9 to 3.14 at hand, and uses them there with nothing else on PATH.
-# Without a folder the oldest and the newest build the package from source; the others take the wheel of the oldest.
-# PYTHONS names other versions.
+# Without a folder the oldest and the newest build the package from a clone's files. PYTHONS names other versions.
 set -euo pipefail
 wheels=${1:+$(realpath "$1")}
 cd "$(dirname "$0")"
@@ -33,16 +32,17 @@ for python in ${PYTHONS:-3.9 3.10 3.11 3.12 3.13 3.14}; do
 done
 [ ${#pythons[@]} -gt 0 ] || { echo "no CPython 3.9 to 3.14 found" >&2; exit 1; }
 newest=${pythons[-1]}
+if [ ! "$wheels" ]; then
+	[ "${PYTHONS:-}" ] || mapfile -t pythons < <(printf '%s\n' "${pythons[0]}" "$newest" | uniq)
+	mkdir "$tmp/clone"
+	(cd ../.. && git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-failed-read -T -) | tar -x -C "$tmp/clone"
+fi
 for python in "${pythons[@]}"; do
 	"$(interpreter "$python")" -m venv "$tmp/$python"
 	if [ "$wheels" ]; then
 		install "$tmp/$python" --only-binary :all: --find-links "$wheels" "ringbatch==$version"
-	elif [ "$python" = "$newest" ]; then
-		install "$tmp/$python" ../../python
 	else
-		[ -d "$tmp/wheel" ] ||
-			"$tmp/$python/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$tmp/wheel" ../../python
-		install "$tmp/$python" "$tmp"/wheel/*.whl
+		install "$tmp/$python" "$tmp/clone/python"
 	fi
 	try "$tmp/$python" abi3
 done

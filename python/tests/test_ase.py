@@ -196,7 +196,7 @@ def test_beads_of_i_pi_share_a_worker(served, monkeypatch):
     import beads
 
     monkeypatch.setenv("RINGBATCH_SOCKET", served)
-    subprocess.run([rb.binary_path(), "set", "tiny64", "wait_time=60s"], check=True)
+    subprocess.run([rb.binary_path(), "set", "tiny64", "wait_time=20s"], check=True)
     whole, batches = beads.run(4, 20, "tiny64")
     assert whole >= 0.95 * batches
 

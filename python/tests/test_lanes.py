@@ -16,6 +16,7 @@ import pytest
 from conftest import broker_at, eventually, program, serving
 
 import ringbatch as rb
+from ringbatch.worker.ring import Ring
 
 COUNT = {"inputs": {"n": ("int32", (2,))}, "outputs": {"text": ("uint8", ("<=64",)), "sum": ("int64", ())}}
 LANES = 4
@@ -474,6 +475,77 @@ def test_new_weights_wait_until_no_row_is_in_a_lane(socket):
             seen = [f.result(60)["text"] for f in futures]
         assert all(len(t) == 40 and (t == t[0]).all() for t in seen), "versions mixed in a row"
         assert seen[-1][0] >= 2
+
+
+class Weighted(Counter):
+    """Each number is the weight of its round. The row that begins with 5 waits in round 20, and in round 40 goes on beside others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held, self.go, self.last = threading.Event(), threading.Event(), threading.Event()
+
+    def start(self, lanes, rows):
+        super().start(lanes, rows)
+        self.weights = rows.weights
+
+    def step(self, lanes, weights=None):
+        long, at = self.first[lanes] == 5, self.at[lanes]
+        if (long & (at == 20)).any():
+            self.held.set()
+            assert self.go.wait(60)
+        stops = long & (at == 40) & (not self.last.is_set())
+        super().step(lanes[~stops])
+        w = int((weights or self.weights)["w"][0])
+        return {"text": [[] if stop else [w] for stop in stops], "sum": self.sum}, self.left <= 0
+
+
+@pytest.mark.parametrize("mix", [False, True])
+def test_new_weights_come_in_the_middle_of_rows_only_where_they_may_mix(socket, mix):
+    made, name = Weighted(), f"mixed{mix}"
+    worker = rb.worker(name, **COUNT, lanes=LANES, live_weights=True, mix_versions=mix)(made)
+    with serving(worker, socket), rb.publisher(name, {"w": np.zeros(1, np.float32)}, socket=socket, wait=60) as p:
+        p.publish({"w": np.ones(1, np.float32)})
+        with rb.connect(name, socket=socket, wait=60) as m:
+            long = m.submit(np.array([5, 60], np.int32))
+            assert made.held.wait(60)
+            assert p.publish({"w": np.full(1, 2, np.float32)}) == 2
+            after = m.submit(np.array([7, 3], np.int32))
+            made.go.set()
+            if not mix:
+                made.last.set()
+            assert (after.result(60)["text"].tolist(), after.version) == ([2] * 3, 2)
+            assert long.done() != mix
+            made.last.set()
+            assert (long.result(60)["text"].tolist(), long.version) == ([1] * 21 + [2] * 39 if mix else [1] * 60, 1)
+
+
+def test_weights_that_were_published_while_a_row_was_taken_wait_for_the_lanes(socket, monkeypatch):
+    made, asked = Weighted(), []
+    made.last.set()
+    worker = rb.worker("raced", **COUNT, lanes=LANES, live_weights=True)(made)
+    with serving(worker, socket), rb.publisher("raced", {"w": np.zeros(1, np.float32)}, socket=socket, wait=60) as p:
+        p.publish({"w": np.ones(1, np.float32)})
+        with rb.connect("raced", socket=socket, wait=60) as m:
+            take = Ring.next
+
+            def publishes_before(ring, patience):
+                if made.at.max() == 21 and not asked:
+                    p.publish({"w": np.full(1, 2, np.float32)})
+                    asked.append(m.submit(np.array([7, 3], np.int32)))
+                    patience = 60 * 10**9
+                return take(ring, patience)
+
+            monkeypatch.setattr(Ring, "next", publishes_before)
+            made.go.set()
+            assert m(np.array([5, 60], np.int32))["text"].tolist() == [1] * 60
+            assert (asked[0].result(60)["text"].tolist(), asked[0].version) == ([2] * 3, 2)
+
+
+def test_a_worker_that_may_mix_versions_has_lanes_and_weights(socket):
+    with pytest.raises(rb.Invalid, match="lanes="):
+        rb.worker("mixes", **COUNT, live_weights=True, mix_versions=True)
+    with pytest.raises(rb.Invalid, match="follows no weights"):
+        rb.worker("mixes", **COUNT, lanes=LANES, mix_versions=True)(Counter).run(socket=socket, wait=60)
 
 
 def test_wrong_models_and_rounds_are_refused_by_name(socket):

@@ -183,7 +183,7 @@ def test_a_task_that_is_canceled_after_its_answer_came_leaves_the_state(count):
             except asyncio.CancelledError:
                 canceled += 1
                 assert seq.state("n") == answered
-            if answered > 20 and canceled > 20:
+            if answered > 10 and canceled > 10:
                 return
 
     with count.sequence() as seq:

@@ -181,7 +181,7 @@ def test_a_learner_runs_a_batch_once(at):
         for options in ({}, {"run_once": False}):
             learned: list[int] = []
             publishers: list[rb.Publisher] = []
-            learn = rb.worker("learn", inputs={"x": "u8[1]"}, outputs={"y": "u8[1]"}, max_batch_size=4, wait_time="10s", **options)(Learn)
+            learn = rb.worker("learn", inputs={"x": "u8[1]"}, outputs={"y": "u8[1]"}, max_batch_size=4, wait_time="1s", **options)(Learn)
             with serving(learn, at), rb.connect("learn", socket=at, wait=60) as model:
                 for round in range(50):
                     futures = [model.submit(np.array([4 * round + i], "uint8")) for i in range(4)]

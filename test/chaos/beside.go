@@ -61,10 +61,10 @@ func honestBesideHostile(r *run) {
 		}
 		p := h.startSender(hostile)
 		var good, bad neighbours
-		for range r.events {
+		for left := r.events - 1; left >= 0; left-- {
 			h.beside(p, "good", caller, 0, besideGood, &good)
 			h.beside(p, x.send, caller, skip, besideBad, &bad)
-			h.beside(p, "", caller, 0, besideRest, &neighbours{})
+			h.beside(p, "", caller, 0, min(besideRest, time.Duration(left)*besideRest), &neighbours{})
 		}
 		r.bed.End(p)
 		h.judgeBeside(x.name+": honest clients", x.least, x.kills, bad.ring, good.ring)

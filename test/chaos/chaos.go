@@ -37,7 +37,7 @@ var campaigns = []campaign{
 	{"poison", "1 to 10 % of the inputs kill their worker; events are batches", 2000, 60, poisonBatches, false},
 	{"raises", "workers that raise at every batch, inputs at which every worker raises; events are workers", 300, 6, raisingWorkers, false},
 	{"beside", "8 honest clients beside one whose inputs raise, change or kill; events are rounds", 5, 1, honestBesideHostile, false},
-	{"hostile", "an attached process that breaks every rule; events are mutations", 100_000_000, 2_000_000, hostilePeer, false},
+	{"hostile", "an attached process that breaks every rule; events are mutations", 100_000_000, 1_000_000, hostilePeer, false},
 	{"signals", "SIGURG, SIGPROF, SIGUSR1 and SIGCHLD at kHz; events are signals", 100_000, 5_000, signalStorm, false},
 	{"foreign", "deaths of another user's workers, which may hang up before they die", 500, 24, foreignDeaths, true},
 	{"forks", "sessions that end in good order while a forked child keeps the connection", 192, 12, forkedChildren, false},

@@ -11,15 +11,6 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// notShort leaves a simulation out of the race detector's run, which takes twenty times as long and
-// has nothing to find in one goroutine.
-func notShort(t *testing.T) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("a long simulation")
-	}
-}
-
 // fixedWaits are the waits that auto is compared with.
 var fixedWaits = []time.Duration{
 	0, 250 * time.Microsecond, 500 * time.Microsecond, time.Millisecond, 2 * time.Millisecond,
@@ -56,7 +47,6 @@ func isNearTheBest(
 
 // A day in 40 seconds: load and cost go up and down, with a busy noon.
 func TestOverADayAutoBeatsEveryFixedWait(t *testing.T) {
-	notShort(t)
 	cfg := Config{
 		Policy: policy.Settings{MaxBatchSize: 32}, Workers: Workers{Count: 3}, Cost: mustCost(t, "1=5ms,32=5.5ms"),
 		Hop: 7 * time.Microsecond,
@@ -75,7 +65,6 @@ func TestOverADayAutoBeatsEveryFixedWait(t *testing.T) {
 }
 
 func TestTextsOfManyLengthsWaitNearlyAsLongAsIsBest(t *testing.T) {
-	notShort(t)
 	cfg := Config{
 		Policy: policy.Settings{MaxBatchSize: 128, MaxBatchCost: 8192}, Workers: Workers{Count: 2}, Hop: 7 * time.Microsecond,
 		Load: Load{MinTokens: 8, MaxTokens: 500}, Cost: mustCost(t, "256=2ms,8192=4.2ms"), Arrivals: Poisson{Rate: 9000},
@@ -89,7 +78,6 @@ func TestTextsOfManyLengthsWaitNearlyAsLongAsIsBest(t *testing.T) {
 // The ratio is 1.04 over 128 seeds, and 1.02 to 1.05 over each 32 of them. With a wait of 250 µs it
 // would be 1.2.
 func TestAfterFullLoadAutoDoesNotWaitForLong(t *testing.T) {
-	notShort(t)
 	cfg := Config{
 		Policy: policy.Settings{MaxBatchSize: 32}, Workers: Workers{Count: 2, Depth: 2}, Hop: 7 * time.Microsecond,
 		Cost:     mustCost(t, "1=1.15ms,4=1.6ms,32=8ms"), // about ResNet-50 on an H200

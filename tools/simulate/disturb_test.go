@@ -70,7 +70,6 @@ func cold(until time.Duration) disturbance {
 // At half of the capacity, slow batches and stalls lead to hardly more refusals than there
 // would be late requests without a wait, or with a long one.
 func TestDisturbancesDoNotMakeAGoalRefuseWhatCouldBeAnswered(t *testing.T) {
-	notShort(t)
 	const requests, goal = 20_000, 60 * time.Millisecond
 	both := func() disturbance {
 		slow, still := slowBatches(50, 10), stalls(3*time.Second, 100*time.Millisecond)
@@ -104,7 +103,6 @@ func TestDisturbancesDoNotMakeAGoalRefuseWhatCouldBeAnswered(t *testing.T) {
 // A GPU that has just begun takes 0.3 s for a batch that takes 1 ms later. An advisor that believes
 // that waits long, and does not see that the batch has become quick.
 func TestAutoDoesNotBelieveTheTimesOfColdWorkers(t *testing.T) {
-	notShort(t)
 	for name, c := range map[string]struct {
 		cost    string
 		workers Workers
@@ -131,7 +129,6 @@ func TestAutoDoesNotBelieveTheTimesOfColdWorkers(t *testing.T) {
 
 // Sizes that were not seen while the machine was slow must not be taken for quick, nor the reverse.
 func TestAutoIsNearTheBestOnAMachineWhosePaceWanders(t *testing.T) {
-	notShort(t)
 	cfg := Config{
 		Policy: policy.Settings{MaxBatchSize: 32}, Workers: Workers{Count: 3}, Cost: mustCost(t, "1=5ms,32=5.5ms"),
 		Hop: 7 * time.Microsecond,

@@ -22,7 +22,6 @@ func goalConfig(t *testing.T, share float64, requests int) Config {
 // A client that has fallen out of step with the others is not refused each time that it tries again,
 // while the others' batches follow one upon the other.
 func TestClientsThatWaitForTheirAnswersFindAWaitThatKeepsATightGoal(t *testing.T) {
-	notShort(t)
 	r := mustRun(t, Config{
 		Policy:  policy.Settings{MaxBatchSize: 32, WaitTime: policy.Auto, LatencyGoal: 7200 * time.Microsecond},
 		Workers: Workers{Count: 2}, Cost: mustCost(t, "1=5ms,32=5.5ms"), Hop: 7 * time.Microsecond, Requests: 20_000, Seed: 5,
@@ -34,7 +33,6 @@ func TestClientsThatWaitForTheirAnswersFindAWaitThatKeepsATightGoal(t *testing.T
 }
 
 func TestUnderTwiceTheCapacityDeadlinesAreKeptByRefusingOnArrival(t *testing.T) {
-	notShort(t)
 	for name, p := range map[string]policy.Settings{
 		"auto": {WaitTime: policy.Auto}, "fixed": {WaitTime: 2 * time.Millisecond},
 		"goal":   {WaitTime: policy.Auto, LatencyGoal: 50 * time.Millisecond},
@@ -58,7 +56,6 @@ func TestUnderTwiceTheCapacityDeadlinesAreKeptByRefusingOnArrival(t *testing.T) 
 }
 
 func TestWithinTheCapacityNoRequestIsRefusedForADeadlineThatCanBeKept(t *testing.T) {
-	notShort(t)
 	for _, share := range []float64{0.1, 0.5, 0.8} {
 		cfg := goalConfig(t, share, 20_000)
 		cfg.Load.Deadline = 25 * time.Millisecond

@@ -34,10 +34,7 @@ func near(got, want, tolerance float64) bool { return math.Abs(got-want) <= tole
 // With batches of one request and a constant service time the simulation is an
 // M/D/1 queue, whose mean wait is known: ρ·D / 2(1-ρ).
 func TestWithoutBatchingItIsTheQueueOfTheTextbook(t *testing.T) {
-	requests, tolerance := 400_000, 0.02
-	if testing.Short() {
-		requests, tolerance = 50_000, 0.06
-	}
+	const requests, tolerance = 200_000, 0.02
 	for _, load := range []float64{0.3, 0.6, 0.8} {
 		r := mustRun(t, Config{
 			Policy:   policy.Settings{MaxBatchSize: 1},
@@ -134,11 +131,7 @@ func TestTheSameSeedGivesTheSameResult(t *testing.T) {
 }
 
 func TestEveryRequestEndsOnceUnderAnyPolicy(t *testing.T) {
-	schedules := 300
-	if testing.Short() {
-		schedules = 50
-	}
-	for seed := range uint64(schedules) {
+	for seed := range uint64(100) {
 		cfg := randomSimulation(t, seed)
 		r := mustRun(t, cfg)
 		o := r.Outcomes

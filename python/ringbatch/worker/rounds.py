@@ -74,7 +74,7 @@ class NewRows:
     """The rows that begin: ``inputs[name]`` and ``state[name]`` have one entry for each, in the order of their lanes.
     An input of variable size is a list of arrays."""
 
-    #: The live weights, read-only arrays by name; they stay until no lane is busy.
+    #: The live weights, read-only arrays by name. They stay until no lane is busy; with ``mix_versions`` until ``start`` returns.
     weights: Mapping[str, np.ndarray] = MappingProxyType({})
     #: The version of the live weights; 0 if the worker follows none.
     version = 0
@@ -156,7 +156,9 @@ def _errors_of(method: str, failed: Any) -> dict[int, Any]:
 class Rounds:
     """Serves one attachment with a model that has ``start`` and ``step``."""
 
-    def __init__(self, ring: Ring, model: Any, lanes: int, follower: Follower | None, run_once: bool) -> None:
+    def __init__(
+        self, ring: Ring, model: Any, lanes: int, follower: Follower | None, run_once: bool, mix_versions: bool = False
+    ) -> None:  # fmt: skip
         sig = ring.signature
         if ring.max_batch_size != 1 and "/" not in ring.model:
             raise errors.Invalid(f"model {ring.model!r} was declared with max_batch_size={ring.max_batch_size}: with lanes each row is "
@@ -178,6 +180,8 @@ class Rounds:
         self._changed = False  # lanes are busy or free that were not when _busy was counted
         self._suspects: list[list[RingBatch]] = []  # rows of a round that failed: each list begins again by itself
         self._entered = False  # the follower
+        self._weights: dict[str, Any] = {}
+        self._mix_versions = mix_versions  # the weights may change while lanes are busy
 
     def run(self, stop: Stop) -> None:
         """Serves until stop is set and busy lanes are done. Raises BrokerGone."""
@@ -206,7 +210,7 @@ class Rounds:
 
     def _take(self) -> list[RingBatch]:
         """New rows, for free lanes; waits for one if no lane is busy. Before newer weights come, the lanes run dry."""
-        if self._entered and self._follower is not None and self._follower.is_newer():
+        if self._runs_dry():
             return []
         new: list[RingBatch] = []
         patience = 0 if self._lane_of else SLICE_NS
@@ -219,7 +223,13 @@ class Rounds:
                 patience = 0
             else:
                 batch.answer_failed(errors.Rows(f"a worker with lanes got a batch of {batch.rows} rows: its model has max_batch_size=1"))
+        if new and self._runs_dry():  # the version was published before some of them were sent
+            self._suspects.append(new)
+            return []
         return new
+
+    def _runs_dry(self) -> bool:
+        return self._entered and not self._mix_versions and self._follower is not None and self._follower.is_newer()
 
     def _start(self, new: list[RingBatch]) -> None:
         if not new:
@@ -240,10 +250,8 @@ class Rounds:
         try:
             rows = NewRows(self._ring, new, slots, self._half[lanes])
             if self._follower is not None:
-                if not self._entered:
-                    self._follower.enter()
-                    self._entered = True
-                rows.version, rows.weights = self._follower.version, self._follower.arrays()
+                self._enter_weights(self._follower)
+                rows.version, rows.weights = self._follower.version, self._weights
                 for batch in new:
                     batch.set_version(rows.version)
             self._fail(_errors_of("start", self._model.start(lanes.copy(), rows)))
@@ -259,7 +267,11 @@ class Rounds:
             return
         self._round += 1
         try:
-            result = self._model.step(lanes.copy())
+            if self._mix_versions and self._follower is not None:
+                self._enter_weights(self._follower)
+                result = self._model.step(lanes.copy(), self._weights)
+            else:
+                result = self._model.step(lanes.copy())
             if not isinstance(result, tuple) or len(result) not in (2, 3):
                 raise errors.Invalid(f"step returned {type(result).__name__}: want outputs, done; or outputs, done, {{lane: error}}")
             done = self._of_lanes("done", result[1], lanes)
@@ -390,6 +402,14 @@ class Rounds:
             self._busy = np.array(sorted(self._lane_of.values()), np.intp)
             self._busy_slots, self._changed = self._slot[self._busy], False
         return self._busy
+
+    def _enter_weights(self, follower: Follower) -> None:
+        """Takes the version in force, if no version was taken or rows may mix them."""
+        if self._entered and self._mix_versions and follower.is_newer():
+            self._leave_weights()
+        if not self._entered:
+            follower.enter()
+            self._entered, self._weights = True, follower.arrays()
 
     def _leave_weights(self) -> None:
         assert self._follower is not None

@@ -61,6 +61,7 @@ def worker(
     gpu: str | None = None,
     memory: str | None = None,
     live_weights: Any = False,
+    mix_versions: bool = False,
     **policy: Any,
 ) -> Callable[[Callable[[Batch], Any]], Worker]:
     """Makes a function of batches a worker of a model.
@@ -108,12 +109,16 @@ def worker(
     name: of this worker, in the broker's log and statistics.
     live_weights: follow the weights that a ``ringbatch.publisher`` of this model publishes, as
         ``batch.weights``: the worker waits for the first version. A torch.nn.Module gets them copied in place.
+    mix_versions: with ``lanes``, new weights come between two rounds, whatever rows are in the lanes; ``step(self, lanes, weights)``
+        gets those of the round. An answer names the version with which its row began.
     """
     inputs, outputs = _either("inputs", inputs, "like", like), _either("outputs", outputs, "returns", returns)
     if packed:
         if any(key.partition(".")[0] == "buckets" for key in policy):
             raise errors.Invalid("packed rows follow one another without padding, so there are no buckets: leave buckets out")
         _check_packed(packed, declared(inputs), declared(outputs), policy.setdefault("ragged", True))
+    if mix_versions and not lanes:
+        raise errors.Invalid("mix_versions=True: a batch runs with one version; only rows in lanes= may mix them")
     if lanes:
         others = {"packed": packed, "pad_to": pad_to, "pad_preferred": pad_preferred, "depth": depth, "concurrency": concurrency}
         check_lanes(lanes, declared(inputs), declared(outputs), others, policy)
@@ -138,7 +143,7 @@ def worker(
                     "leave depth out")
             o.depth = concurrency or _DEFAULT_CONCURRENCY
         return Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug, bool(packed),
-            live_weights, run_once)
+            live_weights, run_once, mix_versions)
 
     return made
 
@@ -199,11 +204,11 @@ class Worker:
 
     def __init__(
         self, function: Callable[[Batch], Any], model: str, text: str, options: c.WorkerOptions, debug: bool = False, packed: bool = False,
-        live_weights: Any = False, run_once: bool | None = None,
+        live_weights: Any = False, run_once: bool | None = None, mix_versions: bool = False,
     ) -> None:  # fmt: skip
         self.function, self.model, self.signature = function, model, text
         self._options, self._debug, self._packed = options, debug, packed
-        self._follows, self._live_weights, self._run_once = model, live_weights, run_once
+        self._follows, self._live_weights, self._run_once, self._mix_versions = model, live_weights, run_once, mix_versions
         self._keep: Any = options
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             setattr(self, name, getattr(function, name, None))
@@ -221,7 +226,8 @@ class Worker:
         return self._with(o, self.model)
 
     def _with(self, o: c.WorkerOptions, model: str) -> Worker:
-        made = Worker(self.function, model, self.signature, o, self._debug, self._packed, self._live_weights, self._run_once)
+        made = Worker(self.function, model, self.signature, o, self._debug, self._packed, self._live_weights, self._run_once,
+            self._mix_versions)
         made._follows = self._follows
         made._keep = (self._keep, o.pipeline, o.version)  # a copied struct does not keep its texts
         return made
@@ -257,7 +263,7 @@ class Worker:
             if follower is not None:
                 follower.look()
             if o.lanes:
-                Rounds(ring, function, o.lanes, follower, bool(o.run_once)).run(ended)
+                Rounds(ring, function, o.lanes, follower, bool(o.run_once), self._mix_versions).run(ended)
             elif loop is not None:
                 from .coroutines import AsyncServing
 
@@ -271,6 +277,8 @@ class Worker:
             if self._run_once is None:
                 o.run_once = publishes(other_than=self._follows)
             follower = follows.open(socket, ended, wait, loop is not None)
+            if self._mix_versions and follower is None and not ended.is_set():
+                raise errors.Invalid("mix_versions=True, and the worker follows no weights: say live_weights=, or follow(net) in setup()")
             with contextlib.closing(follower) if follower else contextlib.nullcontext():
                 keep_attached(lambda: Ring(self.model, self.signature, o, self._packed), serve, ended, wait)
 
