@@ -148,6 +148,39 @@ def test_kinds_of_modules_keep_state(how, at):
             assert seq.state("n").tolist() == [5, 5] and seq.state("total").tolist() == [[15], [15]]
 
 
+STATE = ["memory:f32[0,2]", "left:f32[2]"]
+
+
+@pytest.mark.parametrize("how", ["module", "script", "numpy"])
+def test_an_empty_state_is_an_array_of_its_shape(how, at):
+    """As torchaudio's Emformer has one, whose memory may have a size of 0."""
+    torch, rt = pytest.importorskip("torch"), pytest.importorskip("ringbatch.torch")
+
+    class Emformer(torch.nn.Module):
+        def forward(self, x, memory, left):
+            left = torch.cat([memory, left[:, None], x[:, None]], 1).sum(1)
+            return left, memory, left
+
+    @rb.worker("numpy", inputs="x:f32[2]", outputs="y:f32[2]", state=STATE)
+    def counted(batch):
+        parts = batch.state["memory"], batch.state["left"][:, None], batch.inputs["x"][:, None]
+        left = batch.state["left"] = np.concatenate(parts, 1).sum(1)
+        if batch.fresh[0]:  # nobody has to write nothing
+            batch.state["memory"] = np.empty((batch.rows, 0, 2), "float32")
+        return left
+
+    module = torch.jit.script(Emformer()) if how == "script" else Emformer()
+    with broker_at(at), serving(counted, at) if how == "numpy" else until_stopped(
+            rt.serve, module, how, socket=at, inputs=["x:f32[2]"], state=STATE):  # fmt: skip
+        with rb.connect(how, socket=at, wait=60) as model, model.sequence(rows=2) as seq:
+            x = np.array([[1, 2], [3, 4]], "float32")
+            for t in range(1, 4):
+                assert seq.step(x).tolist() == (t * x).tolist()
+            assert seq.state("memory").shape == (2, 0, 2) and seq.state("left").tolist() == (3 * x).tolist()
+            with seq.copy() as other:
+                assert other.step(x).tolist() == (4 * x).tolist()
+
+
 TORCH_ERRORS = {
     "the module has no argument 'h': it takes x": lambda x: (x, x),
     "the model returns 1 tensor: want its outputs, and then the new state, 'h'": lambda x, h: x,

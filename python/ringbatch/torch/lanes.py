@@ -143,6 +143,8 @@ class Lane:
     def fetch(self, form: Form, k: int, plane: Plane) -> None:
         """Queues the copying of an input into its buffer."""
         size = math.prod(form.shapes[k]) * plane.rows.element_size()
+        if not size:
+            return
         self._gather(form.rows, plane, self.inputs_at[k], size)
         if self.fresh and plane.is_state and plane.on_device and isinstance(form.rows, RingBatch):
             with torch.cuda.stream(self.engine.copies):
