@@ -48,7 +48,8 @@ class Plane:
         self.on_device, self.dtype = self.rows.is_cuda, self.rows.dtype
         if not self.on_device:
             bits = {1: torch.uint8, 2: torch.int16}[self.rows.element_size()] if is_small(self.rows) else self.dtype
-            self._array = self.rows.view(bits).numpy()
+            self.bits = self.rows.view(bits)  # torch and NumPy move them, whatever they mean
+            self._array = self.bits.numpy()
             self._whole = self._array.reshape(len(self._array), *self.shape)
 
     def copy(self, first: int, rows: int, shape: tuple[int, ...]) -> torch.Tensor:
