@@ -167,7 +167,7 @@ RB_API uint32_t rb_cores(void);
 /* ---- tensors ----------------------------------------------------------- */
 
 typedef enum rb_dtype {
-	RB_BOOL = 1, RB_U8, RB_I8, RB_I16, RB_I32, RB_I64, RB_F16, RB_BF16, RB_F32, RB_F64, RB_STR
+	RB_BOOL = 1, RB_U8, RB_I8, RB_I16, RB_I32, RB_I64, RB_F16, RB_BF16, RB_F32, RB_F64, RB_STR, RB_F8E4M3FN, RB_F8E5M2
 } rb_dtype;
 
 /* A state tensor has two halves in each slot. RB_STATE is the half that a step reads,

@@ -87,7 +87,7 @@ private:
 	std::size_t size_ = 0;
 };
 
-// The element type of a C++ type; 0: none. 16-bit floats have no C++ type: use void views of ringbatch.h.
+// The element type of a C++ type; 0: none. Floats of 16 and 8 bits have no C++ type: use void views of ringbatch.h.
 // A char is a byte of a text, for rb_text_write; int8_t is a number.
 template <class T> constexpr uint32_t dtype_of()
 {

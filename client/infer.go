@@ -198,6 +198,10 @@ func bufferOf(spec *tensor.Spec, v any) (t tensor.Tensor, err error) {
 		t = tensor.Of(spec.Name, v)
 	case []float64:
 		t = tensor.Of(spec.Name, v)
+	case []tensor.Float8E4M3FN:
+		t = tensor.Of(spec.Name, v)
+	case []tensor.Float8E5M2:
+		t = tensor.Of(spec.Name, v)
 	default:
 		return t, fmt.Errorf("%w: %q wants a tensor.Tensor or a slice of %s, got %T", status.ErrDType, spec.Name, spec.DType, v)
 	}

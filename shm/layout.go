@@ -206,7 +206,7 @@ func place(specs []tensor.Spec, slots, maxBatch int) (*Layout, error) {
 		if stride > (math.MaxInt64-*at-deviceGrain)/int64(slots) {
 			return nil, fmt.Errorf("%w: %d slots of %d bytes do not fit an address space", status.ErrInvalid, slots, stride)
 		}
-		*at = roundUp(*at+stride*int64(slots), pageSize)
+		*at = roundUp(max(*at+stride*int64(slots), 1), pageSize) // not 0, even if all on the device are empty
 	}
 	l.DeviceSize = roundUp(l.DeviceSize, deviceGrain)
 

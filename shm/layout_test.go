@@ -17,7 +17,7 @@ import (
 func TestPlanesLieApartAlignedAndExact(t *testing.T) {
 	sig := testSignature(t,
 		[]string{"a:bool[3]", "b:u8[5]", "c:i8[1]", "d:i16[3]", "e:i32[<=7,2]"},
-		[]string{"f:i64[3]", "g:f16[5]", "h:bf16[1]", "i:f32[]", "j:f64[2,2]"})
+		[]string{"f:i64[3]", "g:f16[5]", "h:bf16[1]", "i:f32[]", "j:f64[2,2]", "k:f8e5m2[3]"})
 	l, err := NewLayout(sig, 37, 8)
 	must.Do(t, err)
 	end := int64(segmentHeader)
@@ -33,14 +33,14 @@ func TestPlanesLieApartAlignedAndExact(t *testing.T) {
 	if l.PlanesSize < end || l.PlanesSize%pageSize != 0 {
 		t.Errorf("planes of %d bytes, the last ends at %d", l.PlanesSize, end)
 	}
-	if l.SlotBytes() != 3+5+1+6+56+24+10+2+4+32 {
+	if l.SlotBytes() != 3+5+1+6+56+24+10+2+4+32+3 {
 		t.Errorf("a slot has %d bytes", l.SlotBytes())
 	}
 	plain := l.SlotBytes()
-	sig.State = []tensor.Spec{{Name: "z", DType: tensor.F32, Shape: []int{3}}}
+	sig.State = []tensor.Spec{{Name: "z", DType: tensor.F32, Shape: []int{3}}, {Name: "empty", DType: tensor.F32, Shape: []int{0, 4}}}
 	withState, err := NewLayout(sig, 37, 8)
 	must.Do(t, err)
-	if n := withState.SlotBytes() - plain; n != 2*12+64 || l.Step != nil || len(l.Planes) != 10 {
+	if n := withState.SlotBytes() - plain; n != 2*12+64 || l.Step != nil || len(l.Planes) != 11 {
 		t.Errorf("state adds %d bytes; a model without it has the planes %v", n, l.Planes)
 	}
 	mem := make([]byte, l.PlanesSize)

@@ -77,8 +77,9 @@ func NewWeightsLayout(tensors []tensor.Spec) (*WeightsLayout, error) {
 	l := &WeightsLayout{Tensors: tensors}
 	names := map[string]bool{}
 	for _, t := range tensors {
-		if names[t.Name] || len(t.Variable) > 0 || t.Memory != tensors[0].Memory {
-			return nil, fmt.Errorf("%w: the weight %s: each needs its own name, a fixed shape, and the memory that all have", status.ErrInvalid, t)
+		if names[t.Name] || len(t.Variable) > 0 || t.RowElems() == 0 || t.Memory != tensors[0].Memory {
+			return nil, fmt.Errorf("%w: the weight %s: each needs its own name, a fixed shape with elements, and the memory that all have",
+				status.ErrInvalid, t)
 		}
 		names[t.Name] = true
 		l.Offsets = append(l.Offsets, l.Bytes)

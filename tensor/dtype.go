@@ -4,6 +4,7 @@ package tensor
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -23,12 +24,16 @@ const (
 	F32
 	F64
 	Str // UTF-8: see PutText
+	F8E4M3FN
+	F8E5M2
 )
 
-// Float16 and BFloat16 are raw bits: ringbatch moves them but does not compute with them.
+// These are raw bits: ringbatch moves them but does not compute with them.
 type (
-	Float16  uint16
-	BFloat16 uint16
+	Float16      uint16
+	BFloat16     uint16
+	Float8E4M3FN uint8
+	Float8E5M2   uint8
 )
 
 var dtypes = [...]struct {
@@ -38,6 +43,7 @@ var dtypes = [...]struct {
 	Bool: {"bool", "bool", 1}, U8: {"u8", "uint8", 1}, I8: {"i8", "int8", 1}, I16: {"i16", "int16", 2}, I32: {"i32", "int32", 4},
 	I64: {"i64", "int64", 8}, F16: {"f16", "float16", 2}, BF16: {"bf16", "bfloat16", 2}, F32: {"f32", "float32", 4},
 	F64: {"f64", "float64", 8}, Str: {"str", "str", 1},
+	F8E4M3FN: {"f8e4m3fn", "float8_e4m3fn", 1}, F8E5M2: {"f8e5m2", "float8_e5m2", 1},
 }
 
 // Size is the size of one element in bytes; of a str 1, a byte.
@@ -51,21 +57,23 @@ func (d DType) String() string {
 }
 
 // Valid reports whether d is one of these types.
-func (d DType) Valid() bool { return d >= Bool && d <= Str }
+func (d DType) Valid() bool { return d >= Bool && int(d) < len(dtypes) }
 
 // ParseDType reads a name as String writes it, or a name of NumPy.
 func ParseDType(name string) (DType, error) {
-	for d := Bool; d <= Str; d++ {
+	var have []string
+	for d := Bool; d.Valid(); d++ {
 		if dtypes[d].name == name || dtypes[d].numpy == name {
 			return d, nil
 		}
+		have = append(have, dtypes[d].name)
 	}
-	return 0, fmt.Errorf("%w: dtype %q (have bool, u8, i8, i16, i32, i64, f16, bf16, f32, f64, str)", status.ErrInvalid, name)
+	return 0, fmt.Errorf("%w: dtype %q (have %s)", status.ErrInvalid, name, strings.Join(have, ", "))
 }
 
 // Element is a Go type of a tensor's elements.
 type Element interface {
-	bool | uint8 | int8 | int16 | int32 | int64 | Float16 | BFloat16 | float32 | float64
+	bool | uint8 | int8 | int16 | int32 | int64 | Float16 | BFloat16 | float32 | float64 | Float8E4M3FN | Float8E5M2
 }
 
 // DTypeOf is the DType of the Go type T.
@@ -90,6 +98,10 @@ func DTypeOf[T Element]() DType {
 		return BF16
 	case float32:
 		return F32
+	case Float8E4M3FN:
+		return F8E4M3FN
+	case Float8E5M2:
+		return F8E5M2
 	default:
 		return F64
 	}

@@ -88,8 +88,8 @@ func (t Spec) DimName(v int) string {
 }
 
 // ParseSpec reads name:dtype[dims]. A dimension is a size, or "<=" and the maximum of a
-// variable dimension, which may have a name: "atoms<=200". "y:f32[]" is one number per row, "t:str[<=256]" one text. A suffix names the memory:
-// "@device:0" or "@host".
+// variable dimension, which may have a name: "atoms<=200". "y:f32[]" is one number per row, "t:str[<=256]" one text.
+// "h:f32[0,4]" is an empty state. A suffix names the memory: "@device:0" or "@host".
 func ParseSpec(s string) (Spec, error) {
 	bad := func(why string) (Spec, error) {
 		return Spec{}, fmt.Errorf("%w: tensor %q: %s (want name:dtype[dims], like x:f32[3,224,224] or tokens:i32[<=512])",
@@ -174,10 +174,10 @@ func (t Spec) validate() error {
 	}
 	bytes := t.DType.Size()
 	for i, d := range t.Shape {
-		if d < 1 {
+		if d < 0 || d == 0 && (t.DType == Str || slices.Contains(t.Variable, i)) {
 			return fail("dimension %d is %d, must be at least 1", i, d)
 		}
-		if bytes > maxRowBytes/d {
+		if d = max(d, 1); bytes > maxRowBytes/d { // so an empty tensor has sane dimensions, too
 			return fail("a row is larger than %d bytes", maxRowBytes)
 		}
 		bytes *= d
@@ -227,6 +227,9 @@ func (s *Signature) Validate() error {
 		for _, t := range side {
 			if err := t.validate(); err != nil {
 				return err
+			}
+			if t.RowElems() == 0 {
+				return fmt.Errorf("%w: tensor %s: a dimension is 0, must be at least 1: only a state may be empty", status.ErrInvalid, t)
 			}
 			if names[t.Name] {
 				return fmt.Errorf("%w: tensor %q appears twice", status.ErrInvalid, t.Name)

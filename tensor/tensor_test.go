@@ -14,7 +14,7 @@ import (
 
 func TestASizeThatCannotBeSaysWhy(t *testing.T) {
 	for text, why := range map[string]string{
-		"x:f32[0]":            "at least 1",
+		"x:f32[<=0]":          "at least 1",
 		"x:f32[-1]":           "at least 1",
 		"x:u8[99999999999]":   "larger than",
 		"x:u8[300000,300000]": "larger than",
@@ -76,12 +76,14 @@ func TestEveryDTypeIsReadAsItsGoType(t *testing.T) {
 	roundTrip[BFloat16](check, BF16, "bf16", 2)
 	roundTrip[float32](check, F32, "f32", 4)
 	roundTrip[float64](check, F64, "f64", 8)
+	roundTrip[Float8E4M3FN](check, F8E4M3FN, "f8e4m3fn", 1)
+	roundTrip[Float8E5M2](check, F8E5M2, "f8e5m2", 1)
 	for _, name := range []string{"", "float", "F32", "f8", "complex64"} {
 		if _, err := ParseDType(name); !errors.Is(err, status.ErrInvalid) {
 			t.Errorf("dtype %q: %v", name, err)
 		}
 	}
-	if DType(0).Valid() || DType(12).Valid() {
+	if DType(0).Valid() || (F8E5M2 + 1).Valid() {
 		t.Error("a dtype that is none counts as one")
 	}
 }
@@ -154,15 +156,17 @@ func TestCheckInputNamesWhatIsWrong(t *testing.T) {
 }
 
 func TestASpecIsReadAsItIsWritten(t *testing.T) {
-	for _, text := range []string{"x:f32[3,224,224]", "tokens:i32[<=512]", "y:f64[]", "a.b/c:bool[<=1,2,<=3]", "ü:u8[1]", "t:str[<=256]", "t:str[2,<=8]"} {
+	for _, text := range []string{"x:f32[3,224,224]", "tokens:i32[<=512]", "y:f64[]", "a.b/c:bool[<=1,2,<=3]", "ü:u8[1]", "t:str[<=256]",
+		"t:str[2,<=8]", "m:f32[0,4]", "x:f8e4m3fn[2]", "x:f8e5m2[]"} {
 		spec, err := ParseSpec(text)
 		if err != nil || spec.String() != text {
 			t.Errorf("%s became %v, %v", text, spec, err)
 		}
 	}
 	for _, text := range []string{
-		"", "x", "x:f32", "x:f32[", "x:f32]", ":f32[1]", "x:f33[1]", "x:f32[0]", "x:f32[-1]", "x:f32[<=0]", "x:f32[1,]", "x:f32[,]",
-		"x:f32[a]", "t:str[]", "t:str[8]", "t:str[<=8,2]", "t:str[<=2,<=8]", "t:str[<=8]@device:0", "x:f32[1]]", "x y:f32[1]", "x:f32[1,1,1,1,1,1,1,1,1]", "x:f64[99999999999]", "x:f64[99999,99999,99999]",
+		"", "x", "x:f32", "x:f32[", "x:f32]", ":f32[1]", "x:f33[1]", "x:f32[-1]", "x:f32[<=0]", "x:f32[1,]", "x:f32[,]",
+		"x:f32[0,99999999999]", "t:str[<=0]", "t:str[0,<=8]", "x:f32[a]", "t:str[]", "t:str[8]", "t:str[<=8,2]", "t:str[<=2,<=8]", "t:str[<=8]@device:0",
+		"x:f32[1]]", "x y:f32[1]", "x:f32[1,1,1,1,1,1,1,1,1]", "x:f64[99999999999]", "x:f64[99999,99999,99999]",
 		"x:f64[9223372036854775807]", strings.Repeat("n", MaxNameBytes+1) + ":f32[1]",
 	} {
 		if spec, err := ParseSpec(text); !errors.Is(err, status.ErrInvalid) {
@@ -178,6 +182,7 @@ func TestASignatureIsCheckedAsAWhole(t *testing.T) {
 	for what, sig := range map[string]Signature{
 		"nothing":       {},
 		"no outputs":    {Inputs: []Spec{x}},
+		"empty":         {Inputs: []Spec{x}, Outputs: []Spec{{Name: "y", DType: F32, Shape: []int{4, 0}}}},
 		"a name twice":  {Inputs: []Spec{x, x}, Outputs: []Spec{x}},
 		"too variable":  {Inputs: []Spec{named(variable, "a"), named(variable, "b"), named(variable, "c")}, Outputs: []Spec{x}},
 		"no such dim":   {Inputs: []Spec{{Name: "x", DType: F32, Shape: []int{4}, Variable: []int{1}}}, Outputs: []Spec{x}},
@@ -188,8 +193,8 @@ func TestASignatureIsCheckedAsAWhole(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	good := Signature{Inputs: []Spec{x}, Outputs: []Spec{x}}
-	if err := good.Validate(); err != nil || good.String() != "x:f32[4] -> x:f32[4]" {
+	good := Signature{Inputs: []Spec{x}, Outputs: []Spec{x}, State: []Spec{{Name: "m", DType: F32, Shape: []int{0, 4}}}}
+	if err := good.Validate(); err != nil || good.String() != "x:f32[4] -> x:f32[4] state m:f32[0,4]" {
 		t.Errorf("%v, %v", &good, err)
 	}
 }
@@ -203,7 +208,7 @@ func FuzzParseTensorSpec(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if spec.RowBytes() < 1 || spec.RowBytes() > maxRowBytes {
+		if spec.RowBytes() < 0 || spec.RowBytes() > maxRowBytes {
 			t.Fatalf("%q has rows of %d bytes", text, spec.RowBytes())
 		}
 		again, err := ParseSpec(spec.String())

@@ -128,7 +128,7 @@ func (b *Batch) unasked() (missing uint64) {
 		}
 	}
 	for k := range layout.State {
-		if !layout.State[k].Spec.OnDevice() {
+		if s := &layout.State[k].Spec; !s.OnDevice() && s.RowElems() > 0 {
 			missing |= 1 << (len(layout.Outputs) + k)
 		}
 	}

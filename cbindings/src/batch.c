@@ -40,7 +40,7 @@ static int check_request(rb_taken *b, uint32_t i, uint64_t missing)
 		}
 		for (uint64_t left = missing & ~b->asked_of[row]; left; left &= left - 1) {
 			uint32_t k = (uint32_t)__builtin_ctzll(left);
-			if (k < l->outputs && is_empty(b, row, k))
+			if (k < l->outputs ? is_empty(b, row, k) : !rb_tensors_of(l, RB_OUTPUT)[k].row_bytes)
 				continue;
 			rb_fail(RB_ERR_FAILED, "the worker did not write %s \"%s\" of row %u in a batch of %u: write every row, or fail its request",
 				k < l->outputs ? "output" : "state", rb_tensors_of(l, RB_OUTPUT)[k].name, row, b->shown.rows);

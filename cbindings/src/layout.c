@@ -14,6 +14,8 @@ static int check_side(rb_layout *l, int side, uint32_t count)
 				return rb_explain(RB_ERR_INVALID, "tensor \"%s\" appears twice", t[k].name);
 		l->dims_at[&t[k] - l->tensor] = (uint8_t)l->dims[side];
 		l->on_device |= t[k].on_device;
+		if (!t[k].row_bytes)
+			return rb_explain(RB_ERR_INVALID, "tensor \"%s\": a dimension is 0, must be at least 1: only a state may be empty", t[k].name);
 		for (uint32_t i = 0; i < t[k].rank; i++) {
 			if (!(t[k].variable >> i & 1))
 				continue;
@@ -138,7 +140,8 @@ static int place_planes(rb_layout *l, rb_tensor *t, uint32_t count)
 		if (t[k].stride > ((uint64_t)INT64_MAX - *at - RB_GO_DEVICE_GRAIN) / l->slots)
 			return rb_explain(RB_ERR_INVALID, "%u slots of %" PRIu64 " bytes do not fit an address space", l->slots, t[k].stride);
 		t[k].offset = *at;
-		*at = rb_round_up(*at + t[k].stride * l->slots, RB_GO_PAGE);
+		*at += t[k].stride * l->slots;
+		*at = rb_round_up(*at ? *at : 1, RB_GO_PAGE); /* not 0, even if all on the device are empty */
 	}
 	l->device_size = rb_round_up(l->device_size, RB_GO_DEVICE_GRAIN);
 	return RB_OK;

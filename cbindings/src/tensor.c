@@ -21,6 +21,8 @@ static const struct {
 	[RB_F32] = {"f32", "float32", 4},
 	[RB_F64] = {"f64", "float64", 8},
 	[RB_STR] = {"str", "str", 1},
+	[RB_F8E4M3FN] = {"f8e4m3fn", "float8_e4m3fn", 1},
+	[RB_F8E5M2] = {"f8e5m2", "float8_e5m2", 1},
 };
 
 uint64_t rb_dtype_size(uint32_t dtype) { return dtypes[dtype].bytes; }
@@ -92,12 +94,13 @@ int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
 		return bad(text, bytes, "a name has 1..128 bytes, printable, without : [ ] , or blanks");
 	memcpy(t->name, text, (size_t)(colon - text));
 	uint32_t dtype_bytes = (uint32_t)(open - colon - 1);
-	for (uint32_t d = RB_BOOL; d <= RB_STR; d++)
+	for (uint32_t d = RB_BOOL; d <= RB_F8E5M2; d++)
 		if (rb_is(colon + 1, dtype_bytes, dtypes[d].name) || rb_is(colon + 1, dtype_bytes, dtypes[d].other))
 			t->dtype = d;
 	if (!t->dtype)
 		return bad(text, bytes, "unknown dtype");
-	t->row_bytes = dtypes[t->dtype].bytes;
+	uint64_t size = dtypes[t->dtype].bytes; /* a dimension of 0 counts as 1 */
+	bool empty = false;
 	const char *at = open + 1, *last = end - 1;
 	while (at < last) {
 		if (t->rank == RB_MAX_RANK)
@@ -124,14 +127,15 @@ int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
 			return bad(text, bytes, "a dimension is not a number");
 		while (at < last && rb_blank(*at))
 			at++;
-		if (n < 1)
+		if (n < 1 && t->variable >> t->rank & 1)
 			return bad(text, bytes, "a dimension is 0, must be at least 1");
-		if (n > MAX_ROW_BYTES / t->row_bytes)
+		if (n > MAX_ROW_BYTES / size)
 			return bad(text, bytes, "a row is larger than 68719476736 bytes");
 		if (t->variable >> t->rank & 1 && n > UINT32_MAX) /* sizes travel as u32 */
 			return bad(text, bytes, "a variable dimension is at most 4294967295");
 		t->shape[t->rank++] = n;
-		t->row_bytes *= n;
+		size *= n ? n : 1;
+		empty |= !n;
 		if (at < last && (*at++ != ',' || at == last))
 			return bad(text, bytes, "a dimension is not a number");
 	}
@@ -141,7 +145,7 @@ int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
 		t->variable = 0; /* its memory is fixed */
 	if (t->on_device && t->variable)
 		return bad(text, bytes, "a tensor in device memory has no variable dimensions");
-	t->stride = t->row_bytes;
+	t->stride = t->row_bytes = empty ? 0 : size;
 	return RB_OK;
 }
 

@@ -35,7 +35,7 @@ from typing import Any
 COMMIT, CANCEL = 1, 2
 OK, FAILED, WORKER_DIED, BROKER_GONE, VERSION, LAYOUT, NO_MEMORY, FULL = 0, 1, 7, 10, 13, 14, 16, 27
 HELD = 1 << 8
-SIZES = {"bool": 1, "u8": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8}
+SIZES = {"bool": 1, "u8": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8, "f8e4m3fn": 1, "f8e5m2": 1}
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]

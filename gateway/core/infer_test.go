@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +22,8 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
+	"google.golang.org/grpc/codes"
+	rpcstatus "google.golang.org/grpc/status"
 )
 
 func floats(v ...float32) []byte {
@@ -170,6 +173,24 @@ func TestEveryElementTypeGoesThroughUnchanged(t *testing.T) {
 		t.Errorf("contents without those of f16: %v", err)
 	}
 	r.idle()
+}
+
+func TestAModelOfATypeThatTheProtocolLacksIsRefused(t *testing.T) {
+	m := modelConfig(t, "eighth", []string{"x:u8[2]"}, []string{"y:f8e4m3fn[2]"})
+	r := newRig(t, nil, m)
+	r.worker(m, echo)
+	a := r.infer("eighth", `{"inputs":[{"name":"x","shape":[1,2],"datatype":"UINT8","data":[1,2]}]}`)
+	if a.status != http.StatusNotImplemented || !strings.Contains(a.Error, "y:f8e4m3fn[2], and the Open Inference Protocol has no such type") {
+		t.Errorf("%+v", a)
+	}
+	for _, path := range []string{"", "/config", "/ready"} {
+		if code := r.get("/v2/models/eighth" + path); code != http.StatusNotImplemented {
+			t.Errorf("%s: %d", path, code)
+		}
+	}
+	if _, err := r.client().ModelConfig(soon(t), &oip.ModelConfigRequest{Name: "eighth"}); rpcstatus.Code(err) != codes.Unimplemented {
+		t.Error(err)
+	}
 }
 
 func TestOnlyRequestedOutputsAreAnsweredInTheOrderAskedFor(t *testing.T) {

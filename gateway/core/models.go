@@ -19,6 +19,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -204,6 +205,12 @@ func (m *models) look(ctx context.Context, name, version string, turn bool) (*Mo
 		k, as = m.find(name, version, turn)
 	}
 	if k != nil {
+		for _, t := range slices.Concat(k.Sig.Inputs, k.Sig.Outputs) {
+			if oip.TypeName(t.DType) == "?" {
+				return nil, nil, Refuse(http.StatusNotImplemented, codes.Unimplemented,
+					"model %q has %s, and the Open Inference Protocol has no such type: call it on its host", k.Name, &t)
+			}
+		}
 		return k, as, nil
 	}
 	if err := *m.broker.Load(); err != nil {

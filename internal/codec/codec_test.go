@@ -18,7 +18,7 @@ import (
 )
 
 var dtypes = []tensor.DType{tensor.Bool, tensor.U8, tensor.I8, tensor.I16, tensor.I32, tensor.I64, tensor.F16, tensor.BF16, tensor.F32,
-	tensor.F64}
+	tensor.F64, tensor.F8E4M3FN, tensor.F8E5M2}
 
 // elements are n random ones of a dtype, every bit pattern as likely.
 func elements(d tensor.DType, n int, rng *rand.Rand) []byte {
@@ -158,7 +158,7 @@ func TestEmptyListsAreTensorsWithoutElements(t *testing.T) {
 }
 
 func TestNumbersThatAreNone(t *testing.T) {
-	for _, d := range []tensor.DType{tensor.F16, tensor.BF16, tensor.F32, tensor.F64} {
+	for _, d := range []tensor.DType{tensor.F16, tensor.BF16, tensor.F32, tensor.F64, tensor.F8E5M2} {
 		p := make([]byte, 6*d.Size())
 		r := NewReader([]byte(`[NaN,"NaN",Infinity,"Infinity",-Infinity,"-Infinity"]`), d, []int{1, 6})
 		if err := r.Fill(p); err != nil {
@@ -189,6 +189,9 @@ func TestTypedNumbers(t *testing.T) {
 		} else if got := string(Append(nil, c.d, p[:])); got != c.want {
 			t.Errorf("%s as %s: %s", c.text, c.d, got)
 		}
+	}
+	if err := Put(p[:], tensor.F8E4M3FN, []byte("inf")); !errors.Is(err, status.ErrDType) {
+		t.Errorf("infinity as f8e4m3fn: %v", err)
 	}
 	err := Put(p[:], tensor.F32, []byte(strings.Repeat("x", 1<<20)))
 	if !errors.Is(err, status.ErrDType) || len(err.Error()) > 200 {
@@ -254,7 +257,7 @@ func FuzzReader(f *testing.F) {
 			}
 			return
 		}
-		if d == tensor.F32 || d == tensor.F64 || d == tensor.F16 || d == tensor.BF16 {
+		if isFloat(d) {
 			text = bytes.ReplaceAll(bytes.ReplaceAll(text[:n:n], []byte(`"`), nil), []byte("NaN"), []byte("0"))
 			text = bytes.ReplaceAll(text, []byte("Infinity"), []byte("0"))
 			n = len(text)

@@ -45,7 +45,8 @@ func put(p []byte, d tensor.DType, text []byte) error {
 			return errors.New("want true, false, 1 or 0")
 		}
 		return nil
-	case tensor.F16, tensor.BF16, tensor.F32, tensor.F64:
+	}
+	if isFloat(d) {
 		return putFloat(p, d, text)
 	}
 	v, err := parseInt(text)
@@ -64,6 +65,9 @@ func put(p []byte, d tensor.DType, text []byte) error {
 	}
 	return nil
 }
+
+// isFloat reports whether the numbers of that type have fractions.
+func isFloat(d tensor.DType) bool { return d >= tensor.F16 && d != tensor.Str }
 
 func putFloat(p []byte, d tensor.DType, text []byte) error {
 	bits := 32
@@ -84,7 +88,9 @@ func putFloat(p []byte, d tensor.DType, text []byte) error {
 		if err != nil {
 			return err
 		}
-		le.PutUint16(p, h)
+		if p[0] = byte(h); d.Size() == 2 {
+			le.PutUint16(p, h)
+		}
 	}
 	return nil
 }
@@ -137,6 +143,8 @@ func Append(b []byte, d tensor.DType, p []byte) []byte {
 		return appendFloat(b, float64(math.Float32frombits(le.Uint32(p))), 32)
 	case tensor.F64:
 		return appendFloat(b, math.Float64frombits(le.Uint64(p)), 64)
+	case tensor.F8E4M3FN, tensor.F8E5M2:
+		return appendFloat(b, float64(half.Float32(d, uint16(p[0]))), 32)
 	}
 	return appendFloat(b, float64(half.Float32(d, le.Uint16(p))), 32)
 }

@@ -79,8 +79,7 @@ func (r *Reader) put(p, word []byte) error {
 	if r.dtype == tensor.Str {
 		return tensor.PutText(p, string(word))
 	}
-	float := r.dtype == tensor.F16 || r.dtype == tensor.BF16 || r.dtype == tensor.F32 || r.dtype == tensor.F64
-	special := float && (string(word) == "NaN" || string(word) == "Infinity" || string(word) == "-Infinity")
+	special := isFloat(r.dtype) && (string(word) == "NaN" || string(word) == "Infinity" || string(word) == "-Infinity")
 	if r.dtype != tensor.Bool && !special && !IsNumber(word) { // Put checks the words of a bool
 		return fmt.Errorf("%w: %.32q is no %s: want a number", status.ErrDType, word, r.dtype)
 	}
@@ -269,7 +268,7 @@ func AppendJSON(b []byte, d tensor.DType, data []byte, null bool) []byte {
 func MaxJSONBytes(d tensor.DType) int { return mostDigits[d] }
 
 var mostDigits = [...]int{tensor.Bool: 6, tensor.U8: 4, tensor.I8: 5, tensor.I16: 7, tensor.I32: 12, tensor.I64: 21,
-	tensor.F16: 25, tensor.BF16: 25, tensor.F32: 25, tensor.F64: 26, tensor.Str: 6}
+	tensor.F16: 25, tensor.BF16: 25, tensor.F32: 25, tensor.F64: 26, tensor.Str: 6, tensor.F8E4M3FN: 25, tensor.F8E5M2: 25}
 
 // AppendString appends a string of JSON.
 func AppendString(b []byte, s string) []byte {

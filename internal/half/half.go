@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package half converts between float32 and the element types that Go lacks, f16 and bf16.
+// Package half converts between float32 and the element types that Go lacks: f16, bf16, and those of 8 bits.
 package half
 
 import (
@@ -10,52 +10,53 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Bits is the f16 or bf16 nearest to v.
+// Bits of the fraction, the exponent of the smallest normal number, and the largest number's bits. Infinity follows it,
+// which f8e4m3fn has none of, then NaN.
+var formats = [...]struct {
+	fraction, least int
+	largest         uint64
+}{tensor.F16: {10, -14, 0x7bff}, tensor.BF16: {7, -126, 0x7f7f}, tensor.F8E4M3FN: {3, -6, 0x7e}, tensor.F8E5M2: {2, -14, 0x7b}}
+
+// Bits is the number of type d nearest to v.
 func Bits(d tensor.DType, v float32) (uint16, error) {
-	all := math.Float32bits(v)
-	sign, size := uint16(all>>16)&0x8000, math.Abs(float64(v))
-	infinite := uint64(0x7c00)
-	if d == tensor.BF16 {
-		infinite = 0x7f80
-	}
-	var bits uint64
+	f, size, sign := formats[d], math.Abs(float64(v)), uint16(1)<<(8*d.Size()-1)
+	bits := f.largest + 1
 	switch {
 	case math.IsNaN(size):
-		return sign | 0x7fff, nil
-	case math.IsInf(size, 0):
-		return sign | uint16(infinite), nil
-	case d == tensor.BF16: // the upper half of a float32, rounded to even
-		bits = (uint64(all&0x7fffffff) + 0x7fff + uint64(all>>16&1)) >> 16
-	default:
-		// A number of steps; 1024 steps are the smallest normal number. Steps and exponent
+		bits = uint64(sign) - 1
+	case !math.IsInf(size, 0):
+		// A number of steps; 1<<fraction steps are the smallest normal number. Steps and exponent
 		// add up to the bits, even if rounding carries.
-		exponent := max(math.Ilogb(size), -14)
-		steps := math.RoundToEven(math.Ldexp(size, 10-exponent))
-		bits = uint64(exponent+14)<<10 + uint64(steps)
+		exponent := max(math.Ilogb(size), f.least)
+		steps := math.RoundToEven(math.Ldexp(size, f.fraction-exponent))
+		bits = uint64(exponent-f.least)<<f.fraction + uint64(steps)
 	}
-	if bits >= infinite {
+	if bits > f.largest && (d == tensor.F8E4M3FN || !math.IsInf(size, 0)) && !math.IsNaN(size) {
 		return 0, errors.New("value out of range")
+	}
+	if !math.Signbit(float64(v)) {
+		sign = 0
 	}
 	return sign | uint16(bits), nil
 }
 
 // Float32 is the number of the given bits.
 func Float32(d tensor.DType, bits uint16) float32 {
-	if d == tensor.BF16 {
-		return math.Float32frombits(uint32(bits) << 16)
-	}
+	f, sign := formats[d], uint16(1)<<(8*d.Size()-1)
+	size := uint64(bits &^ sign)
+	exponent, rest := int(size>>f.fraction), size&(1<<f.fraction-1)
 	var v float64
-	switch exponent, rest := int(bits>>10&31), float64(bits&1023); {
-	case exponent == 31 && rest != 0:
-		v = math.NaN()
-	case exponent == 31:
+	switch {
+	case size == f.largest+1 && d != tensor.F8E4M3FN:
 		v = math.Inf(1)
+	case size > f.largest:
+		v = math.NaN()
 	case exponent == 0:
-		v = math.Ldexp(rest, -24)
+		v = math.Ldexp(float64(rest), f.least-f.fraction)
 	default:
-		v = math.Ldexp(1024+rest, exponent-25)
+		v = math.Ldexp(float64(1<<f.fraction+rest), exponent-1+f.least-f.fraction)
 	}
-	if bits&0x8000 != 0 {
+	if bits&sign != 0 {
 		v = -v
 	}
 	return float32(v)

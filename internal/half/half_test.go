@@ -10,8 +10,8 @@ import (
 )
 
 func TestEveryHalfIsReadAndTyped(t *testing.T) {
-	for _, d := range []tensor.DType{tensor.F16, tensor.BF16} {
-		for bits := range 1 << 16 {
+	for _, d := range []tensor.DType{tensor.F16, tensor.BF16, tensor.F8E4M3FN, tensor.F8E5M2} {
+		for bits := range 1 << (8 * d.Size()) {
 			v := Float32(d, uint16(bits))
 			got, err := Bits(d, v)
 			if v != v { // any NaN will do
@@ -48,12 +48,19 @@ func TestHalvesAreRoundedToTheNearestAndThenToEven(t *testing.T) {
 		{tensor.BF16, 1 + 1.0/256, 0x3f80},
 		{tensor.BF16, 1 + 3.0/256, 0x3f82},
 		{tensor.BF16, float32(math.Inf(1)), 0x7f80},
+		{tensor.F8E4M3FN, -0.3, 0xaa},
+		{tensor.F8E4M3FN, 464, 0x7e}, // a tie, to even: 448
+		{tensor.F8E4M3FN, 0x1p-9, 0x01},
+		{tensor.F8E5M2, 0.3, 0x35},
+		{tensor.F8E5M2, 61439, 0x7b},
+		{tensor.F8E5M2, float32(math.Inf(-1)), 0xfc},
 	} {
 		if got, err := Bits(c.d, c.v); got != c.bits || err != nil {
 			t.Errorf("%s of %v: %04x, not %04x, %v", c.d, c.v, got, c.bits, err)
 		}
 	}
-	for d, v := range map[tensor.DType]float32{tensor.F16: 65520, tensor.BF16: math.MaxFloat32} {
+	for v, d := range map[float32]tensor.DType{65520: tensor.F16, math.MaxFloat32: tensor.BF16, 464.1: tensor.F8E4M3FN,
+		float32(math.Inf(1)): tensor.F8E4M3FN, 61440: tensor.F8E5M2} {
 		if bits, err := Bits(d, v); err == nil {
 			t.Errorf("%s of %v is %04x", d, v, bits)
 		}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import broker_at, eventually, until_stopped
+from conftest import broker_at, eventually, serving, until_stopped
 
 import ringbatch as rb
 
@@ -146,6 +146,43 @@ def test_kinds_of_modules_keep_state(how, at):
             for t in range(1, 6):
                 assert seq.step(np.ones((2, 3), "float32")).tolist() == [[3 * t]] * 2
             assert seq.state("n").tolist() == [5, 5] and seq.state("total").tolist() == [[15], [15]]
+
+
+STATE = ["memory:f32[0,2]", "left:f32[2]", "kept:f8e4m3fn[2]"]
+
+
+@pytest.mark.parametrize("how", ["module", "script", "numpy"])
+def test_an_empty_state_is_an_array_of_its_shape(how, at):
+    """As torchaudio's Emformer has one, whose memory may have a size of 0."""
+    torch, rt = pytest.importorskip("torch"), pytest.importorskip("ringbatch.torch")
+    kept = np.array([[1, 2], [0.5, 448]], pytest.importorskip("ml_dtypes").float8_e4m3fn)
+
+    class Emformer(torch.nn.Module):
+        def forward(self, x, memory, left, kept):
+            left = torch.cat([memory, left[:, None], x[:, None]], 1).sum(1)
+            return left, memory, left, kept
+
+    @rb.worker("numpy", inputs="x:f32[2]", outputs="y:f32[2]", state=STATE)
+    def counted(batch):
+        parts = batch.state["memory"], batch.state["left"][:, None], batch.inputs["x"][:, None]
+        left = batch.state["left"] = np.concatenate(parts, 1).sum(1)
+        batch.state["kept"] = batch.state["kept"]
+        if batch.fresh[0]:  # nobody has to write nothing
+            batch.state["memory"] = np.empty((batch.rows, 0, 2), "float32")
+        return left
+
+    module = torch.jit.script(Emformer()) if how == "script" else Emformer()
+    with broker_at(at), serving(counted, at) if how == "numpy" else until_stopped(
+            rt.serve, module, how, socket=at, inputs=["x:f32[2]"], state=STATE):  # fmt: skip
+        with rb.connect(how, socket=at, wait=60) as model, model.sequence(rows=2) as seq:
+            x = np.array([[1, 2], [3, 4]], "float32")
+            seq.set_state(kept=kept, memory=np.zeros((2, 0, 2), "float32"))
+            for t in range(1, 4):
+                assert seq.step(x).tolist() == (t * x).tolist()
+            assert seq.state("memory").shape == (2, 0, 2) and seq.state("left").tolist() == (3 * x).tolist()
+            assert seq.state("kept").tobytes() == kept.tobytes()
+            with seq.copy() as other:
+                assert other.step(x).tolist() == (4 * x).tolist()
 
 
 TORCH_ERRORS = {

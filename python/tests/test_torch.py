@@ -317,6 +317,26 @@ def test_float8_comes_as_the_floats_of_the_input(served):
         assert c(np.array([0.3, 1, 448], "float32")).tolist() == [0.3125, 1, 448]
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("size", ["3", "<=3"])
+def test_float8_that_is_declared_is_kept(served, dtype, size):
+    name = str(dtype)[6:]
+    float8 = np.dtype(getattr(pytest.importorskip("ml_dtypes"), name))
+    socket = served(lambda x: (x, x.float(), torch.where(x.float() == 3, 1e6, x.float())), name, device="cpu",
+        inputs=[f"x:{name}[{size}]"], outputs=[f"same:{name}[{size}]", f"wide:f32[{size}]", f"cast:{name}[{size}]"])  # fmt: skip
+    x = torch.tensor([0.3, -448, float("nan")]).to(dtype)
+    with rb.connect(name, socket=socket, wait=60) as c:
+        for given in (x, x.view(torch.uint8).numpy().view(float8), [x, x]):
+            y = c(given)
+            y = {k: v.reshape(-1, 3)[-1] for k, v in y.items()}
+            assert y["same"].dtype == y["cast"].dtype == float8 and y["same"].tobytes() == y["cast"].tobytes() == bytes(x.view(torch.uint8))
+            assert np.array_equal(y["wide"], x.float(), equal_nan=True)
+        with pytest.raises(rb.Failed, match=f"{name} does not hold a value of the torch.float32"):
+            c(torch.tensor([3.0, 1, 2]).to(dtype))  # torch would make it the largest number, or infinity
+        with pytest.raises(rb.DType, match="expected float8"):
+            c(torch.ones(3))
+
+
 def test_graphs_are_recorded_at_four_sizes_in_each_doubling():
     from ringbatch.torch.lanes import doublings, recorded_sizes
 

@@ -98,7 +98,7 @@ func Random(spec *tensor.Spec, rows int, seed uint64) tensor.Tensor {
 		switch at := data[i*size:]; spec.DType {
 		case tensor.Bool:
 			at[0] = byte(rnd.IntN(2))
-		case tensor.F16, tensor.BF16, tensor.F64: // the exponent is in the last byte: at most 0x3f, below 2
+		case tensor.F16, tensor.BF16, tensor.F64, tensor.F8E4M3FN, tensor.F8E5M2: // the exponent is in the last byte: at most 0x3f, below 2
 			for k := range size {
 				at[k] = byte(rnd.IntN(64))
 			}

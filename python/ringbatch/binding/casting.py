@@ -25,28 +25,30 @@ _TYPES = {
 
 
 @cache
-def bfloat16() -> np.dtype | None:
-    """ml_dtypes' type, if it is installed: NumPy has none."""
+def added(name: str) -> np.dtype | None:
+    """ml_dtypes' bfloat16 or float8, if it is installed: NumPy has none."""
     try:
         import ml_dtypes
     except ImportError:
         return None
-    return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(getattr(ml_dtypes, name))
 
 
 def as_array(value: Any) -> np.ndarray:
-    """np.asarray, also of torch's bfloat16, and of lists of it."""
+    """np.asarray, also of torch's bfloat16 and float8, and of lists of them."""
     try:
         return np.asarray(value)
     except TypeError:
         if isinstance(value, (list, tuple)):
             return np.stack([as_array(v) for v in value])
-        if str(getattr(value, "dtype", "")) != "torch.bfloat16":
+        name = str(getattr(value, "dtype", "")).rpartition("torch.")[2]
+        if name not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
             raise
-    found = bfloat16()
+    found = added(name)
     if found is None:
-        raise errors.DType("NumPy has no bfloat16: pip install ml_dtypes, or pass the bits, x.view(torch.uint16)")
-    return value.view(sys.modules["torch"].uint16).numpy().view(found)
+        bits = ", or pass the bits, x.view(torch.uint16)" if name == "bfloat16" else ""
+        raise errors.DType(f"NumPy has no {name}: pip install ml_dtypes{bits}")
+    return value.view(getattr(sys.modules["torch"], f"uint{8 * value.element_size()}")).numpy().view(found)
 
 
 def is_masked(value: Any) -> bool:
@@ -64,12 +66,14 @@ def _names(source: Any, target: Any) -> tuple[str, str, bool]:
 def _changes(given: Any, kept: Any, back: Any, source: str, target: str) -> Any:
     """Where a conversion changed more than a rounding. back: the converted values in their first type."""
     reads, writes = "float" in source, "float" in target
+    if target == "float8_e4m3fn" and reads:  # it has no infinity: NumPy gives NaN, torch its largest number, 448
+        return abs(given) > 464
     if reads and writes:
         return (abs(kept) == math.inf) & (abs(given) < math.inf)
     if reads == writes or target == "bool":
         return kept != given
     f, limit = (given, 2.0 ** _TYPES[target][1]) if reads else (kept, 2.0 ** _TYPES[source][1])
-    return (abs(f) == math.inf) | (f >= limit) | (back != given)
+    return (abs(f) == math.inf) | (f != f) | (f >= limit) | (back != given)
 
 
 def converted(array: np.ndarray, dtype: np.dtype, what: str = "the array") -> np.ndarray:
@@ -79,7 +83,7 @@ def converted(array: np.ndarray, dtype: np.dtype, what: str = "the array") -> np
     if dtype.name == "bfloat16" and array.dtype == np.uint16:
         return array.view(dtype)
     source, target, exact = _names(array.dtype, dtype)
-    if exact or (array.dtype.kind not in "iufc" and source != "bfloat16"):  # NumPy has its own errors for texts and objects
+    if exact or (array.dtype.kind not in "iufc" and "float" not in source):  # NumPy has its own errors for texts and objects
         return array.astype(dtype)
     if array.dtype.kind == "c":
         raise errors.DType(f"{what}: {dtype} does not hold complex numbers")
@@ -100,7 +104,10 @@ def of_tensor(given: Any, dtype: Any) -> tuple[Any, Any]:
         return given, None
     kept = given.to(dtype)
     source, target, exact = _names(given.dtype, dtype)
-    return kept, None if exact else _changes(given, kept, kept.to(given.dtype), source, target).any()
+    if exact:
+        return kept, None
+    given, wide, back = (x.float() if "float8" in str(x.dtype) else x for x in (given, kept, kept.to(given.dtype)))
+    return kept, _changes(given, wide, back, source, target).any()
 
 
 def converted_tensor(given: Any, dtype: Any, what: str) -> Any:

@@ -24,11 +24,11 @@ from .. import errors
 from . import structs as c
 from .casting import converted_tensor
 from .library import check
-from .tensors import NAMES, NUMPY, Tensor
+from .tensors import BITS, FULL, NAMES, NUMPY, Tensor, slots_behind
 
-# The types of __cuda_array_interface__, which has no bfloat16 (its bits), and of torch.
+# The types of __cuda_array_interface__, which has no bfloat16 and no float8 (their bits), and of torch.
 _DTYPES = {kind: np.dtype(name) for kind, name in zip(NAMES, NUMPY)}
-TORCH = {**dict(zip(NAMES, NUMPY)), "bf16": "bfloat16"}
+TORCH = dict(zip(NAMES, FULL))
 
 
 _unknown = object()
@@ -71,7 +71,7 @@ class DeviceMemory:
 
     def plane(self, t: Tensor, offset: int) -> Any:
         """All slots of a tensor, and the bytes behind them."""
-        return self.array(self.base + offset, ((self.bytes - offset) // t.stride, *t.shape), t.kind)
+        return self.array(self.base + offset, (slots_behind(self.bytes - offset, t), *t.shape), t.kind)
 
     def array(self, at: int, shape: tuple[int, ...], kind: str) -> Any:
         """Memory of the device as a tensor of torch; without torch a DeviceArray."""
@@ -217,10 +217,18 @@ class DeviceArray:
 def _tensor(rows: DeviceArray) -> Any:
     """A torch tensor over the rows; it keeps their memory mapped."""
     found = torch()
-    kind = "i16" if rows.kind == "bf16" else rows.kind
+    kind = rows.kind if rows.kind not in BITS else "i16" if rows.kind == "bf16" else "u8"
     with found.inference_mode(False):  # so that its slices may be written
         plane = found.as_tensor(DeviceArray(rows._device, rows._at, rows.shape, kind), device=f"cuda:{rows._device.ordinal}")
-        return plane.view(found.bfloat16) if kind != rows.kind else plane
+        return plane.view(getattr(found, TORCH[rows.kind])) if kind != rows.kind else plane
+
+
+def over_array(array: np.ndarray, kind: str) -> Any:
+    """A torch tensor over the memory of an array, also of a type that NumPy lacks."""
+    found = torch()
+    if kind not in BITS:
+        return found.from_numpy(array)
+    return found.from_numpy(array.view(np.int16 if kind == "bf16" else np.uint8)).view(getattr(found, TORCH[kind]))
 
 
 def is_device_array(value: Any) -> bool:
@@ -288,7 +296,7 @@ def to_host(t: Tensor, value: Any, cast: bool) -> Any:
         )
     if hasattr(value, "detach"):  # a torch tensor
         value = value.detach().cpu()
-        return value.view(torch().uint16).numpy() if t.kind == "bf16" and value.dtype == torch().bfloat16 else value
+        return value.view(torch().uint16).numpy() if t.kind == "bf16" and value.dtype == torch().bfloat16 else value  # without ml_dtypes
     return value.get() if hasattr(value, "get") else torch().as_tensor(value, device="cuda").cpu()  # CuPy, or another
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import addressof
 from typing import Any, NamedTuple, Union
 
@@ -13,14 +13,18 @@ import numpy as np
 from .. import errors
 from . import structs as c
 from . import texts
-from .casting import as_array, bfloat16, converted, is_masked
+from .casting import added, as_array, converted, is_masked
 from .library import check
 
-# By rb_dtype. NumPy has no bfloat16: without ml_dtypes, uint16 has its bits. A text is bytes of a type that no array of a caller has.
-NAMES = ("bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64", "str")
-NUMPY: tuple[Any, ...] = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "uint16", "float32", "float64", texts.BYTE)
-_BY_NAME = {**dict(zip(NUMPY[:-1], NAMES)), **{d: d for d in NAMES}, "bfloat16": "bf16"}
-del _BY_NAME["uint16"]  # as a declaration it would be taken for bfloat16
+# By rb_dtype; FULL as in torch and ml_dtypes.
+NAMES = ("bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64", "str", "f8e4m3fn", "f8e5m2")
+FULL = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "str", "float8_e4m3fn",
+        "float8_e5m2")  # fmt: skip
+# Those that NumPy lacks, and the type of their bits.
+BITS = {"bf16": "uint16", "f8e4m3fn": "uint8", "f8e5m2": "uint8"}
+# A text is bytes of a type that no array of a caller has.
+NUMPY: tuple[Any, ...] = tuple(texts.BYTE if kind == "str" else BITS.get(kind, name) for kind, name in zip(NAMES, FULL))
+_BY_NAME = {**dict(zip(FULL, NAMES)), **{d: d for d in NAMES}}
 
 Dimension = Union[int, str]
 # A type and the shape of a row, perhaps with its memory ("device:0" or "host"); or the same as a text: "f32[3,<=224]@device:0".
@@ -114,7 +118,7 @@ class Tensor:
             return converted(array, self.dtype, f"input {self.name!r}")
         how = f"np.array(x, {self.dtype.name!r})" if array is not value else f"x.astype({self.dtype.name!r})"
         advice = f"Nothing is converted silently: pass {how}, or connect with cast=True, which refuses values that do not fit"
-        if self.kind == "bf16" and bfloat16() is None:
+        if self.kind == "bf16" and added("bfloat16") is None:
             advice = "NumPy has no bfloat16: pip install ml_dtypes, or pass the bits, with torch x.bfloat16().view(torch.uint16).numpy()"
         elif bits:
             advice = "With cast=True these may be numbers or bits: pass x.astype('bfloat16'), or x.view('bfloat16') of bits"
@@ -179,7 +183,21 @@ class Declared(NamedTuple):
 
 
 def numpy_type(kind: str) -> np.dtype:
-    return (bfloat16() if kind == "bf16" else None) or np.dtype(NUMPY[NAMES.index(kind)])
+    """Without ml_dtypes uint16 has the bits of bfloat16, and arrays of float8 are of no use: see needs_numpy."""
+    k = NAMES.index(kind)
+    return (added(FULL[k]) if kind in BITS else None) or np.dtype("V1" if kind.startswith("f8") else NUMPY[k])
+
+
+def needs_numpy(tensors: Iterable[Tensor | Declared]) -> None:
+    """Refuses types that arrays cannot have: bits in uint8 would be taken for numbers."""
+    for t in tensors:
+        if t.kind.startswith("f8") and t.dtype == "V1" and t.memory in ("", "host"):
+            raise errors.Invalid(f"tensor {t}: NumPy has no {FULL[NAMES.index(t.kind)]}: pip install ml_dtypes")
+
+
+def slots_behind(size: int, t: Tensor) -> int:
+    """The rows in that many bytes; of an empty tensor as many as any ring has, with two halves each."""
+    return size // t.stride if t.stride else 1 << 21
 
 
 def _varies(t: Tensor | Declared) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from .. import errors
 from . import structs as c
 from .casting import converted
 from .device import device_memory, end_device_array
-from .tensors import Tensor
+from .tensors import Tensor, slots_behind
 
 
 class Mapping:
@@ -60,7 +60,7 @@ class Mapping:
             if t.on_device and self.device:
                 plane = self.device.plane(t, offset)
             else:
-                plane = np.ndarray(((self.bytes - offset) // t.stride, *t.shape), t.dtype, self.memory, offset)
+                plane = np.ndarray((slots_behind(self.bytes - offset, t), *t.shape), t.dtype, self.memory, offset)
             self._planes[t] = plane
         return plane
 

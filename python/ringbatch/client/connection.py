@@ -22,7 +22,7 @@ from ..binding import texts
 from ..binding.device import DeviceMemory
 from ..binding.library import Duration, Pauses, encode, last_error, load, not_negative, whole
 from ..binding.paths import Client, quick
-from ..binding.tensors import Tensor, signature_of
+from ..binding.tensors import Tensor, needs_numpy, signature_of
 from ..binding.views import Mapping, View, Weakly, end_view, fresh, released, strided
 
 _TIMEOUT = errors.Timeout.status
@@ -50,6 +50,7 @@ class Core(Client):
         self.check(self.lib.rb_client_model(self.handle, addressof(info)))
         self.signature = s = signature_of(self.lib, self.lib.rb_client_tensor, self.handle, info)
         every = self._tensors = [*s.inputs, *s.outputs]
+        needs_numpy([*every, *s.state])
         names = {t.name: k for k, t in enumerate(s.inputs)}, {t.name: len(s.inputs) + k for k, t in enumerate(s.outputs)}
         tensors = tuple(
             ((t.shape, t.dtype), t.dtype.itemsize, sum(1 << i for i in t.variable), partial(texts.decode, t=t) if t.is_text else None)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..binding.tensors import NAMES, NUMPY, Declared, parse
+from ..binding.tensors import FULL, NAMES, Declared, parse
 from ..worker import program, trials
 from ..worker.arguments import in_order, listed
 from ..worker.axes import Input
@@ -156,7 +156,7 @@ def outputs_of(function: Callable[..., Any], inputs: Sequence[Declared], taken: 
                 f"each row{taken.others(wrong)}")
     texts = []
     for name, y in zip(taken.names, tried[0]):
-        kind = next((n for n, t in zip(NAMES, NUMPY) if n != "bf16" and np.dtype(t) == y.dtype), None)
+        kind = dict(zip(FULL, NAMES)).get(y.dtype.name)
         if kind is None:
             text = f", for text --output '{name}:str[<=64]'" if y.dtype.kind in "UO" else ""
             raise errors.Invalid(f"it gives {y.dtype}, which is no tensor's type; --method predict_proba gives numbers, and so may your "

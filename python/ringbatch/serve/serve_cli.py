@@ -20,7 +20,7 @@ from typing import Any
 
 from .. import errors
 from ..binding.library import binary_path, seconds
-from ..binding.tensors import NAMES, NUMPY, parse
+from ..binding.tensors import FULL, NAMES, parse
 from ..worker.import_path import is_import_path, name_of
 from ..worker.signals import stopping
 from ..worker.trust import WARNING, open_trusted
@@ -41,7 +41,7 @@ _SHORT = 16  # elements in a line of curl
 
 # The types' names in the Open Inference Protocol.
 _OIP = dict(zip(NAMES, ("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64", "BYTES")))
-_NUMPY = dict(zip(NAMES, NUMPY))
+_NUMPY = {**dict(zip(NAMES, FULL)), "bf16": "uint16"}  # which is right without ml_dtypes, too
 
 
 def parser() -> argparse.ArgumentParser:
@@ -153,6 +153,8 @@ def python_line(name: str, inputs: list[tuple[str, str, list[int]]], at: str) ->
 
 
 def curl_line(name: str, inputs: list[tuple[str, str, list[int]]], http: str) -> str:
+    if any(kind not in _OIP for _, kind, _ in inputs):
+        return "curl: the protocol of HTTP has no float8"
     url = f"http://{'127.0.0.1:' + http if http.isdigit() else http}/v2/models/{name}/infer"
     if sum(math.prod(shape) for _, _, shape in inputs) <= _SHORT:
         zeros = [[_value(k)] * math.prod(s) for _, k, s in inputs]

@@ -20,8 +20,9 @@ from ..worker.trust import open_trusted
 
 _DTYPES = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
-    "BF16": "<i2",
+    "BF16": "<i2", "F8_E4M3": "u1", "F8_E5M2": "u1",
 }  # fmt: skip
+_TORCH = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
 def read(path: str) -> dict[str, Any]:
@@ -45,19 +46,19 @@ def _safetensors(data: bytes) -> dict[str, Any]:
         a = np.frombuffer(data, _DTYPES[t["dtype"]], math.prod(t["shape"]), at).reshape(t["shape"])
         if t["data_offsets"] != [at - start, at - start + a.nbytes]:
             raise ValueError(f"{name!r} has {a.nbytes} bytes at {at - start}, and its data_offsets are {t['data_offsets']}")
-        found[name] = _bfloat16(a) if t["dtype"] == "BF16" else a
+        found[name] = _of_torch(a, _TORCH[t["dtype"]]) if t["dtype"] in _TORCH else a
         at += a.nbytes
     if at != len(data):
         raise ValueError(f"{len(data) - at} bytes after the last tensor")
     return found
 
 
-def _bfloat16(a: np.ndarray) -> Any:
+def _of_torch(a: np.ndarray, name: str) -> Any:
     try:
         import torch
     except ModuleNotFoundError:
-        raise errors.Invalid("bfloat16 tensors need the package torch: pip install torch") from None
-    return torch.from_numpy(a.copy()).view(torch.bfloat16)
+        raise errors.Invalid(f"{name} tensors need the package torch: pip install torch") from None
+    return torch.from_numpy(a.copy()).view(getattr(torch, name))
 
 
 def main(argv: Sequence[str]) -> int:

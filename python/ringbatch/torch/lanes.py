@@ -143,6 +143,8 @@ class Lane:
     def fetch(self, form: Form, k: int, plane: Plane) -> None:
         """Queues the copying of an input into its buffer."""
         size = math.prod(form.shapes[k]) * plane.rows.element_size()
+        if not size:
+            return
         self._gather(form.rows, plane, self.inputs_at[k], size)
         if self.fresh and plane.is_state and plane.on_device and isinstance(form.rows, RingBatch):
             with torch.cuda.stream(self.engine.copies):
@@ -156,7 +158,7 @@ class Lane:
         runs = rows.runs
         if len(runs) == 1 and not plane.is_state:
             return plane.copy(runs[0][0], rows.rows, shape)
-        return plane.rows[:, : math.prod(shape)].index_select(0, _places(rows, plane)).view(rows.rows, *shape)
+        return plane.bits[:, : math.prod(shape)].index_select(0, _places(rows, plane)).view(plane.dtype).view(rows.rows, *shape)
 
     def write(self, form: Form, k: int, plane: Plane, lines: torch.Tensor) -> None:
         """Copies an output into its slots; on a GPU it queues that."""
@@ -174,7 +176,7 @@ class Lane:
             ctypes.memmove(at, lines.data_ptr(), total)  # torch needs longer than the copy
         else:
             lines = lines.view(rows.rows, -1)
-            plane.rows[:, : lines.shape[1]].index_copy_(0, _places(rows, plane, 1), lines)
+            plane.bits[:, : lines.shape[1]].index_copy_(0, _places(rows, plane, 1), lines.view(plane.bits.dtype))
 
     # -- a batch
 

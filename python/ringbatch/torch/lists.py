@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from .. import errors
+from ..binding.device import over_array
 from ..binding.library import Duration
 from ..binding.tensors import Declared, Specs, signature
 from ..worker import trials
@@ -20,7 +21,8 @@ from ..worker.batch import Batch
 from ..worker.results import Outputs
 from ..worker.worker import Ending, worker
 from . import checks
-from .module_call import _tensor, numpy_types
+from .module_call import numpy_types
+from .planes import is_small
 
 
 class Lists:
@@ -34,13 +36,13 @@ class Lists:
     @torch.inference_mode()
     def run(self, columns: Sequence[Any]) -> list[list[np.ndarray]]:
         """The outputs of each row."""
-        given = [[_tensor(np.array(x), t.kind).to(self._device) for x in column] for t, column in zip(self._tensors, columns)]
+        given = [[over_array(np.array(x), t.kind).to(self._device) for x in column] for t, column in zip(self._tensors, columns)]
         results, rows = self._call(given), len(columns[0])
         if not isinstance(results, (list, tuple)) or len(results) != rows:
             many = f" of {len(results)}" if isinstance(results, (list, tuple)) else ""
             raise errors.Invalid(f"{rows} rows went in, and a {type(results).__name__}{many} came out: with --lists a module returns a "
                 "list with a result for each row")
-        return [[(y.float() if y.dtype == torch.bfloat16 else y).cpu().numpy() for y in self._taken(result)] for result in results]
+        return [[(y.float() if is_small(y) else y).cpu().numpy() for y in self._taken(result)] for result in results]
 
     def __call__(self, batch: Batch) -> dict[str, list[np.ndarray]]:
         rows = self.run([batch.inputs[t.name][: batch.rows] for t in self._tensors])

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from .. import errors
+from ..binding.device import over_array
 from ..binding.tensors import NAMES, NUMPY, Declared
 from ..worker.arguments import Passing
 from ..worker.axes import Axes, Extra, Input
@@ -63,7 +64,7 @@ class Module:
         self._compute, self._axes, self._sized, self._device, self._outputs = compute, axes, sized, device, outputs
 
     def run(self, rows: Sequence[np.ndarray], true: Sequence[Sequence[int]] | None) -> list[np.ndarray]:
-        xs = [_tensor(x.copy(), i.kind).to(self._device) for x, i in zip(rows, self._axes.inputs)]
+        xs = [over_array(x.copy(), i.kind).to(self._device) for x, i in zip(rows, self._axes.inputs)]
         if self._sized:
             point = self._axes.point([x.shape[1:] for x in rows])
             xs.append(torch.tensor([point] * len(rows[0]) if true is None else true, dtype=torch.int64, device=self._device))
@@ -75,10 +76,6 @@ class Module:
             raise errors.Invalid(f"{n} rows went in, and a tensor of shape {list(y.shape)} came out: a served module returns a row "
                 f"for each row, or a list of them (--lists){self._outputs.others([*wrong])}")
         return [(y.float() if y.is_floating_point() else y).cpu().numpy() for y in ys]
-
-
-def _tensor(x: np.ndarray, kind: str) -> torch.Tensor:
-    return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if kind == "bf16" else torch.from_numpy(x)
 
 
 def numpy_types(inputs: Sequence[Input]) -> list[np.dtype]:

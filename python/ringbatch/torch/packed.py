@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from .. import errors
+from ..binding.device import over_array
 from ..binding.tensors import Declared, parse
 from ..worker import trials
 from ..worker.arguments import listed
@@ -28,7 +29,7 @@ from ..worker.results import Outputs
 from ..worker.ring import RingBatch, Rows
 from . import checks
 from .lanes import Engine, Form, Lane, Plan, recorded_sizes
-from .module_call import Compute, _tensor, numpy_types, torch_types
+from .module_call import Compute, numpy_types, torch_types
 from .options import Options
 from .planes import Plane, output_kind
 from .preparing import prepare
@@ -209,7 +210,7 @@ class Trial:
     def _row(self, size: int, seed: int) -> Row:
         shapes = [(size, *i.shape[1:]) if i.variable else i.shape for i in self.inputs]
         made = trials.example(self.inputs, shapes, numpy_types(self.inputs), 1, seed)
-        return [_tensor(x, i.kind) for x, i in zip(made, self.inputs)]
+        return [over_array(x, i.kind) for x, i in zip(made, self.inputs)]
 
     def run(self, rows: list[Row]) -> tuple[list[Row], list[torch.Tensor]]:
         """The results of each row, and the module's outputs."""

@@ -9,25 +9,28 @@ from dataclasses import dataclass
 import torch
 
 from .. import errors
-from ..binding.tensors import NAMES, Declared, Tensor, in_memory
+from ..binding.tensors import FULL, NAMES, Declared, Tensor, in_memory
 from ..worker.ring import Ring
 
 # By rb_dtype, as NAMES.
-DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-          torch.float16, torch.bfloat16, torch.float32, torch.float64)  # fmt: skip
+DTYPES = tuple(getattr(torch, name, None) for name in FULL)  # torch has no str
 
 
 def output_kind(y: torch.Tensor, first: torch.dtype, name: str) -> str:
     """The type of an output that is not declared: the module's, but floats below 64 bits are as wide as the first input's.
-    Without a float there, bfloat16 and float8 become float32, which holds their values: NumPy has neither.
+    Without such a float there (float8 would round much), bfloat16 and float8 become float32, which holds their values: NumPy has neither.
     """
-    kept = y.dtype == torch.float64 or not (y.is_floating_point() and first.is_floating_point)
-    small = y.is_floating_point() and (y.dtype == torch.bfloat16 or y.element_size() == 1)
-    dtype = (torch.float32 if small else y.dtype) if kept else first
+    kept = y.dtype == torch.float64 or not (y.is_floating_point() and first.is_floating_point and first.itemsize > 1)
+    dtype = (torch.float32 if is_small(y) else y.dtype) if kept else first
     if dtype not in DTYPES:
         raise errors.Invalid(f"the module gives {dtype} in output {name!r}: tensors have one of the types {', '.join(NAMES)}. Name the "
             "outputs to serve without it, --output NAME")
     return NAMES[DTYPES.index(dtype)]
+
+
+def is_small(y: torch.Tensor) -> bool:
+    """Whether NumPy alone lacks the type: bfloat16 and float8."""
+    return y.is_floating_point() and (y.dtype == torch.bfloat16 or y.element_size() == 1)
 
 
 @dataclass
@@ -44,7 +47,9 @@ class Plane:
         self.base, self.stride = self.rows.data_ptr(), self.rows.stride(0) * self.rows.element_size()  # in bytes
         self.on_device, self.dtype = self.rows.is_cuda, self.rows.dtype
         if not self.on_device:
-            self._array = (self.rows.view(torch.int16) if self.dtype == torch.bfloat16 else self.rows).numpy()
+            bits = {1: torch.uint8, 2: torch.int16}[self.rows.element_size()] if is_small(self.rows) else self.dtype
+            self.bits = self.rows.view(bits)  # torch and NumPy move them, whatever they mean
+            self._array = self.bits.numpy()
             self._whole = self._array.reshape(len(self._array), *self.shape)
 
     def copy(self, first: int, rows: int, shape: tuple[int, ...]) -> torch.Tensor:
@@ -53,7 +58,7 @@ class Plane:
             x = torch.from_numpy(self._whole[first : first + rows].copy())
         else:
             x = torch.from_numpy(self._array[first : first + rows, : math.prod(shape)].copy().reshape(rows, *shape))
-        return x.view(torch.bfloat16) if self.dtype is torch.bfloat16 else x
+        return x if x.dtype is self.dtype else x.view(self.dtype)
 
 
 class Planes:
@@ -96,5 +101,6 @@ def _plane(ring: Ring, t: Tensor, is_state: bool = False) -> Plane:
     count, rows = math.prod(t.shape), ring.slots * (1 + is_state)
     if t.on_device:
         return Plane(t.shape, t.variable, ring.mapping.plane(t)[:rows].view(rows, count), t.name, is_state)
-    host = torch.frombuffer(ring.mapping.memory, dtype=DTYPES[NAMES.index(t.kind)], count=rows * count, offset=t.offset)
+    dtype = DTYPES[NAMES.index(t.kind)]
+    host = torch.frombuffer(ring.mapping.memory, dtype=dtype, count=rows * count, offset=t.offset) if count else torch.empty(0, dtype=dtype)
     return Plane(t.shape, t.variable, host.view(rows, count), t.name, is_state)

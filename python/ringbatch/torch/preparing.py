@@ -115,7 +115,7 @@ def _wants_a_full_row(plain: Compute, filled: Compute, axes: Axes, device: torch
 def example_rows(axes: Axes, sized: bool, device: torch.device, rows: int = 1) -> list[torch.Tensor]:
     """Rows of the largest size: random numbers, or zeros if an input is not floating-point."""
     make = {True: torch.rand, False: torch.zeros}
-    xs = [make[t.is_floating_point]((rows, *i.shape), dtype=t, device=device) for i, t in zip(axes.inputs, torch_types(axes.inputs))]
+    xs = [make[t.is_floating_point]((rows, *i.shape), device=device).to(t) for i, t in zip(axes.inputs, torch_types(axes.inputs))]
     return [*xs, torch.tensor([axes.largest()] * rows, dtype=torch.int64, device=device)] if sized else xs
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .. import errors
-from ..binding.device import TORCH
+from ..binding.device import TORCH, over_array
 from ..binding.tensors import Tensor
 from .buffers import Buffer
 
@@ -20,7 +20,7 @@ def put(buffer: Buffer, given: Mapping[str, Any]) -> None:
     """Copies arrays and tensors into a buffer, and waits for the GPU."""
     values = [_as_torch(t, given[t.name]) for t in buffer.tensors]
     for t, value in zip(buffer.tensors, values):
-        if not torch.can_cast(value.dtype, getattr(torch, TORCH[t.kind])):
+        if not _fits(value.dtype, getattr(torch, TORCH[t.kind])):
             raise errors.DType(f"weight {t.name!r}: expected {t.dtype}, got {value.dtype}")
     device = next((v.device for v in values if v.is_cuda), None)
     if buffer.device is not None:
@@ -38,6 +38,11 @@ def put(buffer: Buffer, given: Mapping[str, Any]) -> None:
             _run(_copies(_split(staged, buffer.tensors), values))
             _pinned(buffer).copy_(staged, non_blocking=True)
     urgent.synchronize()
+
+
+def _fits(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether a weight may be converted. To float8 none is: torch would cut large numbers off."""
+    return source == target or (torch.can_cast(source, target) and not (target.is_floating_point and target.itemsize == 1))
 
 
 class ModuleLoad:
@@ -138,6 +143,9 @@ def _compare(state: Mapping[str, torch.Tensor], published: Sequence[Tensor]) -> 
             raise errors.Invalid(f"{'the module has no' if name not in state else 'the version has no'} {name!r}")
         if tuple(state[name].shape) != shapes[name]:
             raise errors.Shape(f"{name!r}: the module has {list(state[name].shape)}, the version {list(shapes[name])}")
+    for t in published:
+        if not _fits(getattr(torch, TORCH[t.kind]), state[t.name].dtype):
+            raise errors.DType(f"{t.name!r}: the module has {state[t.name].dtype}, the version {TORCH[t.kind]}")
 
 
 Copies = list[tuple[list[torch.Tensor], list[torch.Tensor]]]
@@ -187,10 +195,10 @@ def _unpin(address: int) -> None:
 
 
 def _as_torch(t: Tensor, value: Any) -> torch.Tensor:
-    """The value as a tensor over its memory. The bits of NumPy's uint16 are those of bfloat16."""
+    """The value as a tensor over its memory. NumPy's uint16 has the bits of bfloat16, where it has no such type."""
     if isinstance(value, np.ndarray):
         value = np.require(value, requirements=["C", "W"])  # else torch has no view of it
-        return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16) if t.kind == "bf16" else torch.from_numpy(value)
+        return over_array(value, t.kind)
     return torch.as_tensor(value).detach()
 
 

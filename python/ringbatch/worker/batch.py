@@ -148,5 +148,5 @@ class Batch(BatchOutputs):
         if touched or not write_outputs(self._raw.at, self._ring.plain_outputs, result):
             returned.write(self, result)
         for t in self._sig.state:
-            if t.name not in self.state.assigned and len(self._failed) < self._raw.requests:
+            if t.row_bytes and t.name not in self.state.assigned and len(self._failed) < self._raw.requests:
                 raise errors.Invalid(f'state {t.name!r} was not assigned: write batch.state["{t.name}"] = ..., also if it stays the same')

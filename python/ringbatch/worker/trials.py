@@ -16,6 +16,7 @@ from typing import Any, Callable, Protocol
 import numpy as np
 
 from .. import errors
+from ..binding.tensors import BITS
 from .axes import UNKNOWN, Axes, Extra, Input, Output, Point, given_buckets, powers_of_two, probe_outputs
 
 TOLERANCE, HALF_TOLERANCE, MORE = 1e-3, 2e-2, 0.05  # parts of the largest number; the second one for 16 bits, the third one as advice
@@ -46,7 +47,7 @@ def agree(got: Sequence[np.ndarray], want: Sequence[np.ndarray], tolerance: floa
     return True
 
 
-_FLOATS = ("f16", "bf16", "f32", "f64")
+_FLOATS = ("f16", "bf16", "f32", "f64", "f8e4m3fn", "f8e5m2")
 
 
 def is_mask(i: Input) -> bool:
@@ -62,6 +63,8 @@ def example(inputs: Sequence[Input], shapes: Sequence[tuple[int, ...]], dtypes: 
     for i, shape, dtype in zip(inputs, shapes, dtypes):
         if is_mask(i):
             value: Any = np.ones((rows, *shape))
+        elif i.kind[:2] == "f8":  # bits of numbers below 1
+            value = rng.integers(0, 0x38, (rows, *shape))
         elif i.kind in _FLOATS:
             value = rng.random((rows, *shape))
         else:
@@ -162,8 +165,8 @@ class _PaddedRow:
         point: Point, true: Point,
     ) -> None:  # fmt: skip
         self.true, self._model = true, model
-        # Arrays of bf16 have its bits: of all numbers only 0 has the same.
-        self._pads = [0.0 if value is not None and i.kind == "bf16" else value for i, value in zip(axes.inputs, pads)]
+        # Arrays of such a type have its bits: of all numbers only 0 has the same.
+        self._pads = [0.0 if value is not None and i.kind in BITS else value for i, value in zip(axes.inputs, pads)]
         self._corners = [tuple(map(slice, (1, *o.shape(true)))) for o in outputs]
         self.small = example(axes.inputs, axes.shapes(true), dtypes, 1)
         shapes = axes.shapes(point)

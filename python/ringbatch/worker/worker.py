@@ -19,7 +19,7 @@ import numpy as np
 from .. import errors
 from ..binding import structs as c
 from ..binding.library import Duration, encode
-from ..binding.tensors import Declared, Specs, declared, signature
+from ..binding.tensors import Declared, Specs, declared, in_memory, needs_numpy, signature
 from ..weights.following import Follower
 from ..weights.publishing import publishes
 from . import following, program
@@ -128,6 +128,7 @@ def worker(
         gather_threads=gather_threads, run_once=bool(run_once), version=version, name=name, gpu=gpu, **policy,
     )
     text = signature(inputs, outputs, memory, state)
+    needs_numpy(in_memory(t, memory) for side in (inputs, outputs, state) for t in declared(side))
 
     def made(function: Callable[[Batch], Any]) -> Worker:
         function = function.function if isinstance(function, Worker) else function  # the same, under another name
