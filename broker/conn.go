@@ -83,8 +83,8 @@ func (b *Broker) admitConn(c *net.UnixConn) {
 	may := b.permissionsOf(c, cred)
 	if may == 0 {
 		b.log.Warn("connection refused: uid not allowed", "uid", cred.Uid, "pid", cred.Pid)
-		refuse(cred.Uid, fmt.Errorf("%w: uid %d is not on its list; the broker lets it in with --allow %d=infer, "+
-			"or [[allow]] in its configuration", status.ErrForbidden, cred.Uid, cred.Uid))
+		refuse(cred.Uid, fmt.Errorf("%w: uid %d is not on its list; run this as its uid %d, or let yours in with --allow %d=infer, "+
+			"or [[allow]] in its configuration", status.ErrForbidden, cred.Uid, os.Geteuid(), cred.Uid))
 		return
 	}
 	pidfd, noPidfd := b.peerPidfd(c, cred)

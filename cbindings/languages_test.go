@@ -153,6 +153,7 @@ func TestTheRustExamplesCommands(t *testing.T) {
 	home := t.TempDir()
 	must.Do(t, os.Symlink(prefix, home+"/.local"))
 	must.Do(t, os.CopyFS(home+"/examples", os.DirFS("../examples")))
+	must.Do(t, os.Mkdir(home+"/client", 0o755)) // a clone has this folder, too
 	socket := startBroker(t)
 	echo(t, socket, "echo", "f32[16]")
 	rustup, err := os.UserHomeDir()

@@ -33,7 +33,7 @@ static int scale(const rb_batch *batch)
 
 int main(void)
 {
-	rb_worker_options options = {.size = sizeof options, .pipeline = pipeline};
+	rb_worker_options options = {.size = sizeof options, .pipeline = pipeline, .wait = 1};
 	rb_worker worker;
 	rb_batch *batch;
 	if (rb_worker_attach("brightness/scale", "x:u8[64] -> h:f32[64]", &options, &worker) != RB_OK)

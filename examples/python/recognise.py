@@ -32,6 +32,7 @@ class Recogniser:
         for lane, frames in zip(lanes, rows.inputs["frames"]):
             self.frames[lane] = frames
         self.at[lanes], self.last[lanes] = 0, rows.state["last"]
+        return {lane: ValueError("a chunk without a frame") for lane in lanes if not len(self.frames[lane])}
 
     def step(self, lanes):  # one frame of each busy lane
         heard = np.stack([self.frames[n][self.at[n]] for n in lanes])

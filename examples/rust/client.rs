@@ -2,8 +2,8 @@
 //! A client in Rust, bound to the C library by hand: only what it uses.
 //!
 //!     make -C cbindings install PREFIX=$HOME/.local
-//!     rustc -O examples/rust/client.rs -L $HOME/.local/lib -l ringbatch -C link-arg=-Wl,-rpath,$HOME/.local/lib
-//!     ./client echo        # a model that returns its one f32 input
+//!     rustc -O -o ask examples/rust/client.rs -L $HOME/.local/lib -l ringbatch -C link-arg=-Wl,-rpath,$HOME/.local/lib
+//!     ./ask echo        # a model that returns its one f32 input
 //!
 //! The structs are those of cbindings/ringbatch.h, field by field.
 

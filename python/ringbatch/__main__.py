@@ -18,6 +18,8 @@ def main() -> None:
     os.environ["PYTHON"] = sys.executable  # for ringbatch torch, onnx and serve
     try:
         command = binary_path()
+        if os.path.exists(sys.argv[0]) and os.path.samefile(command, sys.argv[0]):  # it would start itself for ever
+            raise Error(f"RINGBATCH_BINARY={command} is the script that looks for it: unset it, or name what `make build` makes")
     except Error as e:
         sys.exit(f"ringbatch: {e}")
     if os.path.exists(sys.argv[0]) and os.path.samefile(command, sys.argv[0]):

@@ -107,6 +107,14 @@ def test_the_package_the_library_and_the_command_have_the_version_of_the_file():
         assert subprocess.check_output(command, text=True).split()[:2] == ["ringbatch", version]
 
 
+def test_the_script_ringbatch_does_not_start_itself(tmp_path):
+    script = tmp_path / "ringbatch"
+    script.write_text(f"#!{sys.executable}\nfrom ringbatch.__main__ import main\nmain()\n")
+    script.chmod(0o755)
+    p = subprocess.run([script, "models"], env={**os.environ, "RINGBATCH_BINARY": str(script)}, capture_output=True, text=True, timeout=60)
+    assert p.returncode == 1 and "unset it" in p.stderr
+
+
 def test_the_package_has_the_kernels_of_the_native_worker():
     kernels = REPOSITORY / "worker" / "cuda" / "kernels" / "move.ptx"
     assert (Path(rb.__file__).parent / "_native" / "move.ptx").read_bytes() == kernels.read_bytes()
