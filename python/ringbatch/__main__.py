@@ -22,8 +22,6 @@ def main() -> None:
             raise Error(f"RINGBATCH_BINARY={command} is the script that looks for it: unset it, or name what `make build` makes")
     except Error as e:
         sys.exit(f"ringbatch: {e}")
-    if os.path.exists(sys.argv[0]) and os.path.samefile(command, sys.argv[0]):
-        sys.exit(f"ringbatch: $RINGBATCH_BINARY names this script, {command}: unset it, or name the program that it starts")
     os.execv(command, ["ringbatch", *sys.argv[1:]])
 
 

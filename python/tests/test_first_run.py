@@ -13,7 +13,6 @@ import sys
 import textwrap
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -214,14 +213,6 @@ def test_worker_processes_share_the_cores(tmp_path, at, env):
     env.pop("OMP_NUM_THREADS", None)
     with server(tmp_path, env, script=textwrap.dedent(script)), rb.connect("threads", socket=at) as m:
         assert m(np.zeros((), "int32")) == max(1, len(os.sched_getaffinity(0)) // 2)
-
-
-def test_a_command_that_would_start_itself_says_so():
-    script = Path(sys.executable).parent / "ringbatch"
-    if not script.exists():
-        pytest.skip("the package is not installed here")
-    p = subprocess.run([script, "status"], env={**os.environ, "RINGBATCH_BINARY": str(script)}, capture_output=True, text=True, timeout=60)
-    assert p.returncode == 1 and f"$RINGBATCH_BINARY names this script, {script}" in p.stderr
 
 
 def test_a_module_that_fails_with_its_inputs_is_refused_at_the_first_start(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from ..binding.tensors import FULL, NAMES, Declared, Tensor, in_memory
 from ..worker.ring import Ring
 
 # By rb_dtype, as NAMES.
-DTYPES = tuple(getattr(torch, name, None) for name in FULL)  # torch has no str
+DTYPES: tuple[Any, ...] = tuple(getattr(torch, name, None) for name in FULL)  # torch has no str
 
 
 def output_kind(y: torch.Tensor, first: torch.dtype, name: str) -> str:
