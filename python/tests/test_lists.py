@@ -126,6 +126,7 @@ def test_an_exported_program_gives_an_index(socket):
     [
         (Indexed(), {"outputs": None}, "^index wants all outputs declared"),
         (Indexed(), {"outputs": OUTPUTS[2:]}, "^index wants all outputs declared"),
+        (Indexed(), {"mask": "m"}, r"mask is an option: options=ringbatch.torch.Options\(mask=...\)"),
         (Indexed(), {"lists": True}, "lists wants all outputs declared"),
         (Indexed(), {"buckets": "auto"}, "no buckets, and of the module's other flags only args, device, check=False and tolerance"),
         (Indexed(), {"ragged": True}, r"ragged rows have none in common: pack them \(packed\)"),

@@ -92,11 +92,6 @@ def test_a_lack_of_memory_is_not_blamed_on_the_module(error):
     assert e.value is error
 
 
-def test_an_option_among_the_settings_is_shown_its_place():
-    with pytest.raises(rb.Invalid, match=r"mask is an option: options=ringbatch.torch.Options\(mask=...\)"):
-        rt.serve(torch.nn.ReLU(), "m", inputs=["x:f32[<=8]"], device="cpu", mask="m")
-
-
 def repeated(x):
     """Each row as long as its first number says, padded to the longest of the batch."""
     lengths = 1 + (x[:, 0] * 60).long()
