@@ -62,14 +62,15 @@ from .serve.supervisor import serve
 from .weights.publishing import Publisher, publisher
 from .worker.batch import Batch
 from .worker.outputs import Item, Run
+from .worker.returned import by_index
 from .worker.worker import Worker, worker
 
 # The exceptions that callers catch; ringbatch.errors has all of them.
 __all__ = [
     "Batch", "BrokerGone", "Canceled", "Draining", "Error", "Expired", "Failed", "Full", "Invalid", "Item", "Model", "NoBroker",
     "NoWorker", "Overloaded", "Part", "Publisher", "QueueFull", "QueueTimeout", "Request", "Restarted", "Run", "Sequence", "StateLost",
-    "Stream", "Tensor", "Timeout", "Timing", "UnknownModel", "View", "Worker", "WorkerDied", "binary_path", "connect", "library_path",
-    "pipeline", "publisher", "serve", "stats", "worker",
+    "Stream", "Tensor", "Timeout", "Timing", "UnknownModel", "View", "Worker", "WorkerDied", "binary_path", "by_index", "connect",
+    "library_path", "pipeline", "publisher", "serve", "stats", "worker",
 ]  # fmt: skip
 
 __version__: str  # the library's, read at the first use

@@ -188,9 +188,9 @@ def test_folders_that_cannot_be_served_say_why(folder, tmp_path):
     with open(f"{path}/config.json") as f:
         about = json.load(f)
     write(path, "config.json", {**about, "architectures": ["BertForMaskedLM"]})
-    refused("BertForMaskedLM.*task embed")
+    refused('BertForMaskedLM.*task="embed"')
     write(path, "config.json", {**about, "architectures": ["GPT2LMHeadModel"]})
-    refused("GPT2LMHeadModel.*task embed")
+    refused('GPT2LMHeadModel.*task="embed"')
     write(path, "config.json", ["BertModel"])
     refused("config.json has a list")
     write(path, "config.json", about)

@@ -141,6 +141,25 @@ def test_a_worker_that_has_served_does_not_end_workers_that_still_start(tmp_path
         rb.connect("other", socket=at, wait=60).close()
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("serve rows alone (--max-batch-size=1) or anything (--no-check)", "serve rows alone (max_batch_size=1) or anything (check=False)"),
+        ("want --dim seq='<=512', --mask NAME or --task embed", 'want dims={"seq": \'<=512\'}, mask=NAME or task="embed"'),
+        ("models--bert-base/a--b: --allow-pickle loads it", "models--bert-base/a--b: allow_pickle loads it"),
+    ],
+)
+def test_errors_and_notes_name_arguments_to_callers_in_python(text, said, capsys):
+    def serve():
+        refusal.note(text)
+        raise rb.Invalid(text)
+
+    for function, want in ((serve, text), (refusal.for_python(serve), said)):
+        with pytest.raises(rb.Invalid) as e:
+            function()
+        assert str(e.value) == want and capsys.readouterr().err == f"note: {want}\n"
+
+
 NOT_YET = """
 import os
 

@@ -13,6 +13,7 @@ from conftest import broker_at, serving, until_stopped
 
 import ringbatch as rb
 from ringbatch.serve import object_cli
+from ringbatch.testing import FakeModel
 from ringbatch.worker.results import Outputs, named, of_batch, only_names
 
 
@@ -119,6 +120,75 @@ def test_a_function_of_arrays_that_returns_a_dict(at, output):
         y = model.infer(np.array([1, 2, 3], "float32"))
         np.testing.assert_array_equal(y["parts.1"], [-1, -2, -3])
         assert y["sum"] == 6 and len(list(y)) == len(output or "123")
+
+
+# -- an index of the rows
+
+
+def test_an_index_gives_each_row_its_elements_in_their_order():
+    rng = np.random.default_rng(0)
+    for rows, n in [(1, 0), (1, 3), (4, 0), (4, 2), (5, 40), (40, 5)]:
+        values, index = rng.random((n, 2)), rng.integers(0, rows, n).astype(rng.choice(["int64", "uint8", "uint64"]))
+        got = rb.by_index(values, index).rows("y", rows)
+        assert len(got) == rows
+        for row, part in enumerate(got):
+            np.testing.assert_array_equal(part, values[[k for k in range(n) if index[k] == row]].reshape(-1, 2))
+
+
+@pytest.mark.parametrize(
+    ("values", "index", "says"),
+    [
+        (np.zeros((2, 4)), [0, 3], "has row 3 in a batch of 3"),
+        (np.zeros((2, 4)), [-1, 0], "has row -1 in a batch of 3"),
+        (np.zeros((2, 4)), [0.0, 1.0], "is float64"),
+        (np.zeros((2, 4)), [True, False], "is bool"),
+        (np.zeros((2, 4)), [0, 1, 2], r"has shape \(3,\), and its values \(2, 4\)"),
+        (np.zeros((2, 4)), [[0], [1]], r"has shape \(2, 1\)"),
+        (np.zeros((2, 4)), 0, r"has shape \(\)"),
+        (0.5, [0], r"has shape \(1,\), and its values \(\)"),
+    ],
+)
+def test_a_wrong_index_is_refused(values, index, says):
+    with pytest.raises(rb.Invalid, match=f"output 'boxes': the index {says}"):
+        rb.by_index(values, index).rows("boxes", 3)
+
+
+@rb.worker("indexed", inputs="counts:i64[2]", outputs="boxes:f32[found<=5,2] labels:i64[found<=5] sum:i64[]", max_batch_size=6, wait_time=60)
+def indexed(batch):
+    """As many boxes as the first number says, of rows from the last to the first; the second number is added to the index."""
+    counts, more = batch.inputs["counts"].T
+    rows = np.repeat(np.arange(len(batch)), counts)[::-1]
+    labels = np.arange(len(rows))
+    return {"boxes": rb.by_index(np.stack([rows, labels], 1).astype("float32"), rows), "labels": rb.by_index(labels, rows + more.max()),
+        "sum": counts}
+
+
+def test_a_worker_returns_elements_with_an_index(socket):
+    counts = [3, 0, 5, 1, 0, 6]
+    with serving(indexed, socket), rb.connect("indexed", socket=socket, wait=60) as m, rb.connect("indexed", socket=socket):
+        futures = [m.submit(np.array([n, 0])) for n in counts]
+        for n, f in zip(counts[:-1], futures):
+            y = f.result(60)
+            assert y["boxes"].shape == (n, 2) and len({*y["boxes"][:, 0]}) == (n > 0) and y["sum"] == n
+            np.testing.assert_array_equal(y["labels"], y["boxes"][:, 1])
+            assert (np.diff(y["labels"]) == 1).all()
+        with pytest.raises(rb.Failed, match=r"output '(boxes|labels)': expected a row of .*; got shape \(6,"):
+            futures[-1].result(60)
+        with pytest.raises(rb.Failed, match="output 'labels': the index has row 6 in a batch of 6"):
+            m(np.ones((6, 2), "int64"))
+        fake = FakeModel(rb.worker("f", inputs="counts:i64[2]", outputs="boxes:f32[<=5,2] labels:i64[<=5] sum:i64[]")(indexed.function))
+        assert fake(np.array([2, 0]))["boxes"].tolist() == [[0, 0], [0, 1]]
+        with pytest.raises(rb.Failed, match="output 'labels': the index has row 1 in a batch of 1"):
+            fake(np.array([2, 1]))
+
+
+@pytest.mark.parametrize("how", [{"outputs": "y:f32[2]"}, {"outputs": "y:f32[<=4]", "packed": ["x"]}])
+def test_by_index_is_for_outputs_whose_first_dimension_varies(socket, how):
+    name = f"not-{how['outputs'][-2]}"
+    run = rb.worker(name, inputs="x:f32[<=4]", ragged=True, **how)(lambda batch: rb.by_index([1.0], [0]))
+    with serving(run, socket), rb.connect(name, socket=socket, wait=60) as m:
+        with pytest.raises(rb.Failed, match="output 'y': by_index is for an output on the host whose first dimension varies"):
+            m(np.ones(2, "float32"))
 
 
 # -- torch

@@ -122,7 +122,7 @@ class TextModel:
         for i, t in enumerate(tokens):
             n = len(t["input_ids"])
             if n > self.most:
-                wrong[i] = BadText(f"the text has {n} tokens, and the model takes {self.most}: cut it, or serve the model with --truncate")
+                wrong[i] = BadText(f"the text has {n} tokens, and the model takes {self.most}: cut it, or serve the model with truncate")
             elif n == 0:
                 wrong[i] = BadText("the text has no tokens")
         for i, why in wrong.items():

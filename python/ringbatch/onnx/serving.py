@@ -7,7 +7,6 @@ import argparse
 import inspect
 import os
 import re
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from ..worker import program, trials
 from ..worker.axes import Axes, Output, add_buckets, pad_values
 from ..worker.lanes import run_in_turns
 from ..worker.lost_gpu import Lost
-from ..worker.refusal import for_python, report
+from ..worker.refusal import for_python, note, report
 from ..worker.ring import Ring, keep_attached, worker_options
 from ..worker.signals import StopEvent, stop_on_signals
 from ..worker.worker import Ending
@@ -129,7 +128,7 @@ def prepare(
     if tolerance is None:
         tolerance = trials.HALF_TOLERANCE if any(o.kind == "f16" for o in graph.outputs) else trials.TOLERANCE
     try:
-        axes, shapes, note = trials.settle(runner, graph.inputs, graph.dtypes(), settings or {}, pad_sizes, pads, tolerance,
+        axes, shapes, why = trials.settle(runner, graph.inputs, graph.dtypes(), settings or {}, pad_sizes, pads, tolerance,
             graph.extras)
     except errors.Error:
         raise
@@ -138,8 +137,8 @@ def prepare(
     refuse_states(graph.states, graph.inputs, shapes)
     if check:
         _check(session, runner, graph, axes, tolerance, exact)
-    if note:
-        print(f"note: {note}", file=sys.stderr, flush=True)
+    if why:
+        note(why)
     reads, writes = [str(i) for i in graph.inputs], [o.dims(n.kind, n.public) for n, o in zip(graph.outputs, shapes)]
     ins, outs = len(reads) - len(graph.states), len(writes) - len(graph.states)
     return Prepared(session, graph, runner, axes, shapes, pads, signature(reads[:ins], writes[:outs], state=reads[ins:]))

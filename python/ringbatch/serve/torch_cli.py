@@ -52,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--lists", action="store_true",
         help="the model takes a list of rows for each input, and returns a list with a result for each row, as detectors do: declare the "
         "most that a row may have, --output 'boxes:f32[<=100,4]'")
+    p.add_argument("--index", metavar="NAME",
+        help="the model returns the boxes of all rows as one tensor, and the result of this name (y0, y1 ... of a tuple) is the row of "
+        "the batch that each belongs to: declare the most that a row may have, as with --lists")
     p.add_argument(
         "--tolerance", type=float,
         help="how far results of a row may differ in a batch from those alone, as a part of the largest number (default 0.001; "

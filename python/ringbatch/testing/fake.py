@@ -149,7 +149,7 @@ class _Batch:
 
     contiguous, ragged, version = True, False, 0
     weights: Mapping[str, np.ndarray] = MappingProxyType({})
-    _asked_runs = ()
+    _asked_runs, _packed = (), False
     _failed_with: errors.Error | None = None
 
     def __init__(self, signature: Signature, arrays: list[np.ndarray]) -> None:
@@ -178,7 +178,7 @@ class _Batch:
 
     def answers(self, result: Any) -> list[Any]:
         """The rows of each output, checked as ringbatch.Batch does."""
-        returned = {} if result is None or result is self.outputs else by_name(self._sig, result)[0]
+        returned = {} if result is None or result is self.outputs else by_name(self, result)[0]
         if self._failed_with:
             raise self._failed_with
         found = {**returned, **self.outputs}

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from ..binding.tensors import Declared, parse
 from ..worker import trials
 from ..worker.arguments import listed
 from ..worker.axes import Axes, Input, Output, Point, add_buckets, extra_inputs, pad_values
+from ..worker.refusal import note
 from ..worker.results import Outputs
 from ..worker.ring import Rows
 from . import checks
@@ -128,15 +128,15 @@ def plan(
     exact = o.tolerance is None and not checks.is_quantized(module)
     tolerance = checks.tolerance(module, dtype is not None or device.type == "cuda") if o.tolerance is None else o.tolerance
     tried = Module(compute, plain, takes_sizes, device, taken)
-    axes, note = plain, ""
+    axes, why = plain, ""
     shapes: list[Output] = []
     if plain or outputs is None:
         with checks.refused_inputs(brought):
-            axes, shapes, note = trials.settle(tried, brought, numpy_types(brought), policy, o.pad_sizes, pads, tolerance, extras)
+            axes, shapes, why = trials.settle(tried, brought, numpy_types(brought), policy, o.pad_sizes, pads, tolerance, extras)
     elif o.check:
         shapes = checks.outputs_of_one_row(tried, plain)
-    if note:
-        print(f"note: {note}", file=sys.stderr, flush=True)
+    if why:
+        note(why)
     if any(not a.buckets for a in axes.axes):
         torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention takes 40 ms to plan each new size
     last = len(shapes) - len(states)  # the new state is behind the outputs
@@ -149,8 +149,8 @@ def plan(
 
     def engine(most: int) -> PaddedEngine:
         if full is not None and most != rows:
-            print(f"serving the module as it is: it was compiled for {rows} rows, and the broker has batches of {most}; "
-                  f"start with --max-batch-size={most}", file=sys.stderr, flush=True)  # fmt: skip
+            note(f"the module is served as it is: it was compiled for {rows} rows, and the broker has batches of {most}; start with "
+                f"--max-batch-size={most}")
         return PaddedEngine(compute, brought, most, device, o.depth, o.cuda_graphs, axes, shapes, takes_sizes,
             full if most == rows else None)  # fmt: skip
 

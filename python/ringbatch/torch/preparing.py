@@ -119,11 +119,11 @@ def example_rows(axes: Axes, sized: bool, device: torch.device, rows: int = 1) -
     return [*xs, torch.tensor([axes.largest()] * rows, dtype=torch.int64, device=device)] if sized else xs
 
 
-def outputs_of(given: Specs | None, states: Sequence[Declared] = ()) -> Outputs:
+def outputs_of(given: Specs | None, states: Sequence[Declared] = (), index: str | None = None) -> Outputs:
     """What is taken of a module's results: outputs=["logits"] names some; declarations name all."""
     picked = only_names(given)
     names = [t.name for t in declared(given or ())] if picked is None else picked
-    return Outputs(lambda y: isinstance(y, torch.Tensor), names, picked is not None, [t.name for t in states])
+    return Outputs(lambda y: isinstance(y, torch.Tensor), names, picked is not None, [t.name for t in states], index)
 
 
 def output_texts(

@@ -56,6 +56,7 @@ def serve(
     state: Specs = (),
     packed: Sequence[str] = (),
     lists: bool = False,
+    index: str | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     live_weights: bool = False,
@@ -89,6 +90,8 @@ def serve(
     lists: the module takes a list of tensors for each input, and returns a list with a result for each row, as detectors do.
     Outputs are declared, {"boxes": ("float32", ("<=100", 4))}: each row has its own number of them, up to that. It runs as
     it is, without graphs; images of different sizes share a batch.
+    index: the module takes tensors as others do, and returns the boxes of all rows as one tensor. The result of this name
+    (y0, y1 ... of a tuple) is the row of the batch that each belongs to. Outputs are declared as with lists.
 
     On the CPU the module may change and keep its inputs. On a GPU they are buffers of later batches: clone what it keeps.
 
@@ -96,6 +99,8 @@ def serve(
     are copied into the module in place. The worker waits for the first one.
     """
     o = options
+    if wrong := sorted({f.name for f in fields(Options)} & policy.keys()):
+        raise errors.Invalid(f"{wrong[0]} is an option: options=ringbatch.torch.Options({wrong[0]}=...)")
     if not packed and not lists and str(policy.get("ragged", False)).lower() == "true":
         raise errors.Invalid("a module is given one tensor of all rows, and ragged rows have none in common: pack them (--packed), "
             "or use @ringbatch.worker")
@@ -107,19 +112,21 @@ def serve(
     if o.cuda_graphs is None and not isinstance(module, torch.nn.Module):
         o = replace(o, cuda_graphs=False)  # a replay would leave out the side effects of a function
     tensors, states = numbers(inputs), declared(state)
-    taken = outputs_of(outputs, states)
+    taken = outputs_of(outputs, states, index)
     wanted = None if outputs is None or only_names(outputs) else numbers(outputs)
     signature(inputs, [str(t) for t in wanted or ()], state=state)  # refuses a name that is used twice
-    if lists:
-        plain = replace(o, check=True, tolerance=None, cuda_graphs=None) == Options()
-        if wanted is None or packed or state or live_weights or dtype is not None or not plain:
-            raise errors.Invalid("--lists wants all outputs declared, --output 'boxes:f32[<=100,4]', and of the module's other flags only "
-                "--args, --device, --no-check and --tolerance")
+    if lists or index is not None:
+        plain = replace(o, check=True, tolerance=None, cuda_graphs=None, pad=o.pad or None) == Options()
+        plain &= not any(key.partition(".")[0] == "buckets" for key in policy)
+        plain &= lists or any(0 in t.variable for t in wanted or ())
+        if wanted is None or packed or state or live_weights or dtype is not None or not plain or (lists and index):
+            raise errors.Invalid(f"{'--lists' if lists else '--index'} wants all outputs declared, --output 'boxes:f32[<=100,4]', no "
+                "buckets, and of the module's other flags only --args, --device, --no-check and --tolerance")
         if any(t.variable for t in tensors):
-            policy.setdefault("ragged", True)
-        if isinstance(module, torch.nn.Module):
+            policy.setdefault("ragged", lists)
+        if isinstance(module, torch.nn.Module) and not loading.is_exported(module):
             module = module.eval().to(where)
-        made = listing.Lists(module, tensors, listed(args), where, taken)
+        made = listing.Lists(module, tensors, wanted, index, listed(args), where, taken)
         made.try_rows(o.check, checks.tolerance(module, where.type == "cuda") if o.tolerance is None else o.tolerance)
         return listing.serve(made, model, inputs, [str(t) for t in wanted], policy, stop, wait)
     load = None
@@ -185,8 +192,8 @@ def serve_file(a: argparse.Namespace, policy: dict[str, Any]) -> int:
     dtype = torch.float16 if a.half else torch.bfloat16 if a.bfloat16 else None
     how: dict[str, Any] = dict(args=a.args, device=a.device, dtype=dtype, options=options)
     try:
-        if a.alone and (a.packed or a.state or a.lists):
-            raise errors.Invalid("--alone runs rows of one size without state: leave out --packed, --state and --lists")
+        if a.alone and (a.packed or a.state or a.lists or a.index):
+            raise errors.Invalid("--alone runs rows of one size without state: leave out --packed, --state, --lists and --index")
         if a.alone:
             answers = os.dup(1)
             os.dup2(2, 1)  # bytes on standard output count as batches
@@ -199,9 +206,10 @@ def serve_file(a: argparse.Namespace, policy: dict[str, Any]) -> int:
         stop_on_signals(stop)
         name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         policy.setdefault("version", a.join or program.of_target(
-            a.target, [a.half, a.bfloat16, a.lengths, a.mask, a.pad, a.packed, a.state, a.input, a.args, a.live_weights, a.lists]))
+            a.target, [a.half, a.bfloat16, a.lengths, a.mask, a.pad, a.packed, a.state, a.input, a.args, a.live_weights, a.lists,
+                a.index]))
         inspect.unwrap(serve)(module, name, inputs=inputs, outputs=a.output, state=a.state, packed=listed(a.packed) or (),
-            live_weights=a.live_weights, lists=a.lists, stop=stop, socket=a.socket, **how, **policy)
+            live_weights=a.live_weights, lists=a.lists, index=a.index, stop=stop, socket=a.socket, **how, **policy)
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
         report("ringbatch torch", a.target, e, failure(e))
         return 1

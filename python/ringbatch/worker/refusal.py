@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
@@ -105,28 +106,42 @@ def _tell(text: str) -> bool:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Flags of a command as arguments of serve.
-_ARGUMENTS = ((r"--args ([\w,]+)", r'args="\1"'),
+_ARGUMENTS = ((r"--(args|task) ([\w,]+)", r'\1="\2"'), (r"--dim ([\w.]+)=('[^']*'|\d+)", r'dims={"\1": \2}'),
     (r"--([a-z]+)-([a-z]+)(?:-([a-z]+))?", lambda m: "--" + "_".join(filter(None, m.groups()))),
     (r"--no_buckets\b", "pad_sizes=False"), (r"--no_(\w+)", r"\1=False"), (r"--(input|output) (NAME|'[^']*')", r"\1s=[\2]"),
     (r"--(input|output|dim|provider)\b", r"\1s"),
     (r"--buckets\.([\w.]+)=([\d,]+)", r'buckets={"\1": [\2]}'), (r"--(\w+)[ =](?=[\d'A-Z])", r"\1="), (r"--(\w)", r"\1"))  # fmt: skip
 
 
+_in_python = ContextVar("_in_python", default=False)
+
+
 def for_python(function: _Function) -> _Function:
-    """The function for callers in Python: its errors name arguments and not the flags of a command."""
+    """The function for callers in Python: its errors and notes name arguments and not the flags of a command."""
 
     @wraps(function)
     def called(*given: Any, **named: Any) -> Any:
+        before = _in_python.set(True)
         try:
             return function(*given, **named)
         except errors.Error as e:
-            text = str(e)
-            for flag, argument in _ARGUMENTS:
-                text = re.sub(flag, argument, text)
-            e.args = (text,)
+            e.args = (_with_arguments(str(e)),)
             raise
+        finally:
+            _in_python.reset(before)
 
     return called  # type: ignore[return-value]
+
+
+def _with_arguments(text: str) -> str:
+    for flag, argument in _ARGUMENTS:
+        text = re.sub(r"(?<![\w/.-])" + flag, argument, text)  # models--bert is the name of a folder
+    return text
+
+
+def note(text: str) -> None:
+    """Prints a note on standard error."""
+    print(f"note: {_with_arguments(text) if _in_python.get() else text}", file=sys.stderr, flush=True)
 
 
 def report(command: str, target: object, e: BaseException, text: str) -> None:

@@ -88,18 +88,20 @@ def _leaves(name: str, value: Any, is_tensor: Callable[[Any], bool]) -> Iterator
 
 
 class Outputs:
-    """Takes the outputs, and then the new states, out of a model's results. The first result decides which these are.
+    """Takes the outputs, and then the new states or the index, out of a model's results. The first result decides which these are.
 
     declared: the names of the outputs. picked: the model gives those names; otherwise the caller may have made
-    them for a model whose results have none.
+    them for a model whose results have none. index: the result that has the rows of the others.
     """
 
     def __init__(
-        self, is_tensor: Callable[[Any], bool], declared: Sequence[str] = (), picked: bool = False, states: Sequence[str] = ()
-    ) -> None:
+        self, is_tensor: Callable[[Any], bool], declared: Sequence[str] = (), picked: bool = False, states: Sequence[str] = (),
+        index: str | None = None,
+    ) -> None:  # fmt: skip
         self._is_tensor, self._declared, self._picked, self._states = is_tensor, list(declared), picked, list(states)
+        self._index = index
         self._given: list[str] = []  # the results that every call must give
-        self._keys: list[str] = []  # of outputs, then states
+        self._keys: list[str] = []  # of outputs, then states or the index
         self.names: list[str] = []  # of the outputs; empty before the first result
 
     def __call__(self, result: Any) -> list[Any]:
@@ -143,7 +145,11 @@ class Outputs:
             print(f"note: left out {_said(r.left_out)}: no tensor", file=sys.stderr, flush=True)
 
     def _split(self, r: Results, given: list[str]) -> tuple[list[str], list[str]]:
-        """The outputs, and the new states, which are behind them or have names."""
+        """The outputs, and the new states, which are behind them or have names, or the index."""
+        if self._index is not None:
+            if self._index not in given:
+                raise errors.Invalid(f"the model returns {_listed(given)}, and not the index {self._index!r}")
+            return [name for name in given if name != self._index], [self._index]
         if not self._states:
             return given, []
         if r.by_name:

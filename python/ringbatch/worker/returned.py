@@ -15,17 +15,44 @@ from ..binding import texts
 from ..binding.casting import converted_tensor
 from ..binding.ctypes_path import Columns
 from ..binding.device import is_device_array
-from ..binding.tensors import Signature, Tensor
+from ..binding.tensors import Tensor
 from .outputs import BatchOutputs, _corner, _same_kind
 from .results import of_batch
 from .states import as_array
+
+
+class by_index:
+    """The elements of all rows, for an output whose first dimension varies: ``return {"boxes": rb.by_index(boxes, image)}``.
+
+    index: the row in the batch that each element belongs to, whole numbers in any order. The elements of a row keep their
+    order; rows without any have size 0.
+    """
+
+    dtype = None  # results.of_batch leaves out what has none
+
+    def __init__(self, values: Any, index: Any) -> None:
+        self.values, self.index = values, index
+
+    def rows(self, name: str, rows: int) -> list[np.ndarray]:
+        """The elements of each row. name: the output's."""
+        values, index = as_array(self.values), as_array(self.index)
+        if index.dtype.kind not in "iu" and index.size:
+            raise errors.Invalid(f"output {name!r}: the index is {index.dtype}: want the number of a row for each element, as integers")
+        if index.ndim != 1 or values.shape[:1] != index.shape:
+            raise errors.Invalid(f"output {name!r}: the index has shape {index.shape}, and its values {values.shape}: want the number of "
+                "a row for each of them")
+        wrong = index[(index < 0) | (index >= rows)]
+        if wrong.size:
+            raise errors.Invalid(f"output {name!r}: the index has row {wrong[0]} in a batch of {rows}: rows are counted from 0")
+        order = np.argsort(index, kind="stable")
+        return np.split(values[order], np.searchsorted(index[order], np.arange(1, rows)))
 
 
 def write(batch: BatchOutputs, result: Any) -> None:
     """Writes each output that the function did not touch. One that was neither touched nor returned raises Invalid."""
     if isinstance(result, Columns) and result.of(batch._made_out):
         result = None  # batch.outputs itself: returning it writes nothing
-    returned, said = by_name(batch._sig, {} if result is None else result)
+    returned, said = by_name(batch, {} if result is None else result)
     for k, t in enumerate(batch._sig.outputs):
         if t.name in batch._made_out or t.name in batch._appended:
             continue
@@ -41,11 +68,19 @@ def write(batch: BatchOutputs, result: Any) -> None:
         warnings.warn(f"model {batch._ring.model!r}: the function also returned {', '.join(said)}, which is no output", stacklevel=1)
 
 
-def by_name(sig: Signature, result: Any) -> tuple[dict[str, Any], list[str]]:
-    """The returned outputs by name, and what else was returned."""
+def by_name(batch: Any, result: Any) -> tuple[dict[str, Any], list[str]]:
+    """The returned outputs by name, and all else that was returned. batch: also a FakeModel's."""
+    sig = batch._sig
     returned, others = of_batch(result, {t.name: len(t.shape) - t.is_text for t in sig.outputs})
     for name in others.keys() & sig.state_index.keys():
         raise errors.Invalid(f'the function returned the state {name!r}: assign it, batch.state["{name}"] = ...')
+    for name, value in returned.items():
+        if isinstance(value, by_index):
+            t = sig.outputs[sig.output_index[name]]
+            if 0 not in t.variable or t.on_device or batch._packed:
+                raise errors.Invalid(f"output {name!r}: by_index is for an output on the host whose first dimension varies, of a worker "
+                    "that is not packed")
+            returned[name] = value.rows(name, batch.padded)[: batch.rows]
     return returned, [f"{name} ({kind})" for name, kind in others.items() if name not in sig.output_index]
 
 
