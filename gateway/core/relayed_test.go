@@ -216,9 +216,12 @@ func TestHealthOfAModelIsToldAndFollowsItsWorkers(t *testing.T) {
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must.Do(t, err)
 	defer conn.Close()
-	watch, err := healthpb.NewHealthClient(conn).Watch(soon(t), &healthpb.HealthCheckRequest{Service: "m"})
-	must.Do(t, err)
-	next := func(want healthpb.HealthCheckResponse_ServingStatus) {
+	watched := func(service string) grpc.ServerStreamingClient[healthpb.HealthCheckResponse] {
+		watch, err := healthpb.NewHealthClient(conn).Watch(soon(t), &healthpb.HealthCheckRequest{Service: service})
+		must.Do(t, err)
+		return watch
+	}
+	next := func(watch grpc.ServerStreamingClient[healthpb.HealthCheckResponse], want healthpb.HealthCheckResponse_ServingStatus) {
 		t.Helper()
 		for {
 			rep, err := watch.Recv()
@@ -228,17 +231,15 @@ func TestHealthOfAModelIsToldAndFollowsItsWorkers(t *testing.T) {
 			}
 		}
 	}
-	next(healthpb.HealthCheckResponse_NOT_SERVING) // no worker yet
+	model := watched("m")
+	next(model, healthpb.HealthCheckResponse_NOT_SERVING) // no worker yet
 	leave := r.worker(m, echo)
-	next(healthpb.HealthCheckResponse_SERVING)
+	next(model, healthpb.HealthCheckResponse_SERVING)
 	for _, service := range []string{"", "inference.GRPCInferenceService"} {
-		rep, err := healthpb.NewHealthClient(conn).Check(soon(t), &healthpb.HealthCheckRequest{Service: service})
-		if err != nil || rep.Status != healthpb.HealthCheckResponse_SERVING {
-			t.Errorf("%q: %v, %v", service, rep, err)
-		}
+		next(watched(service), healthpb.HealthCheckResponse_SERVING)
 	}
 	leave()
-	next(healthpb.HealthCheckResponse_NOT_SERVING)
+	next(model, healthpb.HealthCheckResponse_NOT_SERVING)
 }
 
 // Tools like grpcurl ask what a server serves.
