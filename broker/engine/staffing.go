@@ -60,11 +60,11 @@ func (s *Stage) refusesWithoutWorker() bool {
 
 // Load is what a stage has to do.
 type Load struct {
-	staffing.Work               // without the goal; Span is as many whole seconds as had answers: 2, 10 or 60
+	staffing.Work               // without the goal; Span is as many whole seconds as had answers: 1, 10 or 60
 	Idle          time.Duration // since the last request; since the stage was made if there was none
 }
 
-var loadSpans = []int64{2, 10, 60}
+var loadSpans = []int64{1, 10, 60}
 
 // Loads is the load of each stage; false if the ring is gone. No loop calls it.
 func (r *Ring) Loads() (list []Load, ok bool) {

@@ -47,7 +47,7 @@ const (
 	sharedTick = 5 * time.Millisecond
 	sharedLook = 500 * time.Millisecond // as package broker
 	sharedEnd  = 200 * time.Millisecond // from the last batch until the memory is free
-	sharedSpan = 2 * time.Second        // of the rates that the follower sees
+	sharedSpan = time.Second            // of the rates that the follower sees
 	maxShared  = 10_000_000             // requests of a model: 16 bytes each
 	maxGPU     = 1 << 20                // GiB
 )
