@@ -203,6 +203,45 @@ func TestAWorkerIsSuspendedOnlyIfItFailsBatchesOfSeveralClientsApart(t *testing.
 	})
 }
 
+// Two clients in lockstep share each batch, and are quiet for long between.
+func TestABrokenWorkerIsSuspendedBesideClientsInLockstep(t *testing.T) {
+	for _, period := range []time.Duration{100 * time.Millisecond, 400 * time.Millisecond, 2 * time.Second} {
+		h, err := newHost(3, 1, 0)
+		must.Do(t, err)
+		defer h.close()
+		h.mild, h.calm = true, true // no other requests
+		s, err := h.add(policy.New(policy.Slots(64), policy.MaxBatchSize(16), policy.WaitTime(3*time.Millisecond)))
+		must.Do(t, err)
+		s.st.settings.Lease = time.Hour
+		s.attachWorker()
+		s.attachWorker()
+		s.attachClient()
+		s.attachClient()
+		s.workers[0].raises = true
+		for tick := 0; s.workers[0].sess.state != workerSuspended; tick++ {
+			if tick > 100 {
+				t.Fatalf("every %v: %d failed batches suspend no worker", period, s.workers[0].sess.strikes)
+			}
+			for _, c := range s.clients {
+				c.commit()
+				s.r.clientRang(c.sess)
+			}
+			next := s.now + int64(period)
+			s.l.now = s.now
+			s.round(s.l)
+			for i := 0; !s.quiet(); i++ {
+				s.now += int64(20 * time.Microsecond)
+				s.clients[i%2].look()
+				s.workers[i%2].act()
+				if i%3 == 0 || s.l.timers.nextDue() <= s.now {
+					s.round(s.l)
+				}
+			}
+			s.now = max(s.now, next)
+		}
+	}
+}
+
 // The others have what they have beside the same client with good inputs.
 func TestAClientThatFailsTakesNoTimeFromTheOthers(t *testing.T) {
 	for _, poison := range []simPoison{raising, changing} {

@@ -25,6 +25,7 @@ import (
 // that serves is never suspended.
 const (
 	maxStrikes   = 3
+	mostStrikes  = 4 * maxStrikes // a client that changes its inputs has others' batches run well between
 	firstBackoff = time.Second
 	lastBackoff  = 30 * time.Second
 )
@@ -100,11 +101,12 @@ func (s *Stage) accuseWorker(f *failure) {
 	}
 	several := false // processes, to tell a broken worker from one of them
 	for c := range s.ring.clients {
-		several = several || len(w.shared) > 0 && !c.isAmong(w.shared[:1]) && s.loop.now-s.ring.slot(c.last).arrived < int64(firstBackoff)
+		lately := c.isAmong(f.clients) || s.loop.now-s.ring.slot(c.last).arrived < int64(firstBackoff)
+		several = several || len(w.shared) > 0 && lately && !c.isAmong(w.shared[:1])
 	}
 	switch {
 	case w.strikes < maxStrikes:
-	case !several:
+	case !several || w.strikes >= mostStrikes:
 		s.loop.collectOutcome(outcome{kind: failsOften, worker: w})
 	default:
 		for _, c := range w.shared {

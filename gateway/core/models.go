@@ -205,10 +205,12 @@ func (m *models) look(ctx context.Context, name, version string, turn bool) (*Mo
 		k, as = m.find(name, version, turn)
 	}
 	if k != nil {
-		for _, t := range slices.Concat(k.Sig.Inputs, k.Sig.Outputs) {
-			if oip.TypeName(t.DType) == "?" {
-				return nil, nil, Refuse(http.StatusNotImplemented, codes.Unimplemented,
-					"model %q has %s, and the Open Inference Protocol has no such type: call it on its host", k.Name, &t)
+		for _, specs := range [2][]tensor.Spec{k.Sig.Inputs, k.Sig.Outputs} {
+			for i := range specs {
+				if oip.TypeName(specs[i].DType) == "?" {
+					return nil, nil, Refuse(http.StatusNotImplemented, codes.Unimplemented,
+						"model %q has %s, and the Open Inference Protocol has no such type: call it on its host", k.Name, &specs[i])
+				}
 			}
 		}
 		return k, as, nil
