@@ -10,11 +10,13 @@
 set -euo pipefail
 folder=/tmp/ringbatch-$UID-$SLURM_ARRAY_JOB_ID # of this array on this node: $TMPDIR may be a task's own
 mkdir -p -m 700 "$folder"
+[ -O "$folder" ] && [ ! -L "$folder" ] || { echo "$folder is another user's" >&2; exit 1; }
 export RINGBATCH_SOCKET=$folder/b.sock OMP_NUM_THREADS=1
 # One task serves: the one that has the lock. When it ends, broker and workers end with it, and the next one serves.
 flock --no-fork "$folder/lock" ${SERVE:-python examples/atoms/tiny.py} &
 server=$!
 trap 'kill $server 2>/dev/null && wait $server || true' EXIT # SIGTERM, as scancel and the time limit send it, ends here, too
-trap 'exit 143' TERM INT
 "$@" "$SLURM_ARRAY_TASK_ID" &
-wait $! # a shell that waits takes signals at once
+task=$!
+trap 'kill $task 2>/dev/null; wait $task; exit 143' TERM INT
+wait $task # a shell that waits takes signals at once

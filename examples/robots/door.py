@@ -28,7 +28,7 @@ MOST_BYTES = 64 << 20  # of an observation
 
 def of_array(a):
     """What msgpack cannot pack by itself: arrays and NumPy's numbers, as openpi_client.msgpack_numpy has them."""
-    if isinstance(a, (np.ndarray, np.generic)) and a.dtype.name == "bfloat16":
+    if isinstance(a, (np.ndarray, np.generic)) and a.dtype.name.startswith(("bfloat16", "float8")):
         a = a.astype("float32")
     if isinstance(a, np.ndarray) and a.dtype.kind in "biuf":
         return {b"__ndarray__": True, b"data": a.tobytes(), b"dtype": a.dtype.str, b"shape": a.shape}

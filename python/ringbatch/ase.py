@@ -44,7 +44,7 @@ def neighbours(atoms: Any, cutoff: float) -> dict[str, np.ndarray]:
     if (atoms.pbc & ~atoms.cell[:].any(1)).any():
         raise errors.Invalid("the atoms are periodic in a direction without a cell vector: set atoms.cell, or atoms.pbc = False")
     cell = complete_cell(atoms.cell)
-    if not np.linalg.det(cell):
+    if abs(np.linalg.det(cell)) <= 1e-9 * np.prod(np.linalg.norm(cell, axis=1)):
         raise errors.Invalid("the vectors of the cell lie in one plane")
     i, j, shifts = neighbour_list("ijS", cutoff=cutoff, positions=atoms.positions, cell=cell, pbc=atoms.pbc)
     return {"edges": np.stack([i, j], 1).astype("int32"), "shifts": shifts.astype("int32")}

@@ -305,6 +305,8 @@ def test_float8_is_an_array_of_ml_dtypes(socket, kind, rows):
     @rb.worker(f"same{kind}{rows[0]}", inputs={"x": (float8, rows)}, outputs={"y": (kind, rows)}, wait_time=0, max_batch_size=1)
     def same(batch):
         assert batch.inputs["x"].dtype == float8
+        if (batch.inputs["x"].view("uint8") == 2).all():
+            return batch.inputs["x"].view("uint8")
         return batch.inputs["x"] if (batch.inputs["x"].view("uint8") != 1).all() else np.full((batch.rows, 2), 1e6)
 
     x = np.array([0.3, -448], float8)
@@ -316,13 +318,18 @@ def test_float8_is_an_array_of_ml_dtypes(socket, kind, rows):
         assert m(odd).tobytes() == odd.tobytes()
         with pytest.raises(rb.Failed, match=f"{kind} does not hold 1000000.0"):
             m(every[[1, 1]])
+        with pytest.raises(rb.Failed, match="returned uint8: numbers or bits"):
+            m(every[[2, 2]])
         other = np.dtype(getattr(pytest.importorskip("ml_dtypes"), EIGHTHS[kind == EIGHTHS[0]]))
         for wrong in (np.ones(2, "float32"), np.ones(2, "uint8"), x.astype(other), np.ones(2, "V1")):
             with pytest.raises(rb.DType, match=rf"expected {kind} of shape .*astype\('{kind}'\)"):
                 m(wrong)
         with rb.connect(same.model, socket=socket, cast=True) as casts:
             assert casts(np.array([0.3, -448])).tolist() == casts([0.3, -448]).tolist() == [0.3125, -448]
+            assert casts(np.array([0.3, -448], ">f8")).tolist() == [0.3125, -448]
             assert casts(np.array([464, np.nan], "float32")).astype("float32")[0] == 448
+            with pytest.raises(rb.DType, match="numbers or bits"):
+                casts(np.ones(2, "uint8"))
             for much in (65536.0, -1e9, 1 << 30, -(1 << 31), 257, *([464.5, np.inf] if kind == EIGHTHS[0] else [])):
                 with pytest.raises(rb.DType, match=f"{kind} does not hold"):
                     casts(np.array([much, 1]))

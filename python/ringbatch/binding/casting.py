@@ -82,6 +82,7 @@ def converted(array: np.ndarray, dtype: np.dtype, what: str = "the array") -> np
         return array
     if dtype.name == "bfloat16" and array.dtype == np.uint16:
         return array.view(dtype)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     source, target, exact = _names(array.dtype, dtype)
     if exact or (array.dtype.kind not in "iufc" and "float" not in source):  # NumPy has its own errors for texts and objects
         return array.astype(dtype)

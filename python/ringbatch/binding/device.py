@@ -105,7 +105,10 @@ class DeviceMemory:
 
     def scatter(self, plane: Any, slots: Any, rows: Any) -> None:
         numbers = self._numbers(slots)
-        plane.index_copy_(0, numbers, rows[: len(slots)])
+        rows = rows[: len(slots)]
+        if plane.element_size() == 1 and plane.is_floating_point():  # torch copies no float8 by an index
+            plane, rows = plane.view(_needed().uint8), rows.view(_needed().uint8)
+        plane.index_copy_(0, numbers, rows)
 
     def _numbers(self, slots: Any) -> Any:
         return _needed().as_tensor(slots, device=f"cuda:{self.ordinal}")

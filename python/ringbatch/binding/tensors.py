@@ -114,14 +114,15 @@ class Tensor:
             raise errors.DType(f"input {self.name!r}: expected {self.expected}; got text: {advice}")
         if array.size == 0 and isinstance(value, (list, tuple)):  # an empty list has no type of its own
             return array.astype(self.dtype)
-        if cast and not bits and np.can_cast(array.dtype, self.dtype, "same_kind"):
+        unclear = bits or (self.kind[:2] == "f8" and array.dtype == np.uint8)
+        if cast and not unclear and np.can_cast(array.dtype, self.dtype, "same_kind"):
             return converted(array, self.dtype, f"input {self.name!r}")
         how = f"np.array(x, {self.dtype.name!r})" if array is not value else f"x.astype({self.dtype.name!r})"
         advice = f"Nothing is converted silently: pass {how}, or connect with cast=True, which refuses values that do not fit"
         if self.kind == "bf16" and added("bfloat16") is None:
             advice = "NumPy has no bfloat16: pip install ml_dtypes, or pass the bits, with torch x.bfloat16().view(torch.uint16).numpy()"
-        elif bits:
-            advice = "With cast=True these may be numbers or bits: pass x.astype('bfloat16'), or x.view('bfloat16') of bits"
+        elif unclear:
+            advice = f"These may be numbers or bits: pass x.astype({self.dtype.name!r}), or x.view({self.dtype.name!r}) of bits"
         elif cast:
             advice = f"cast=True does not convert {array.dtype} to {self.dtype}"
         raise errors.DType(f"input {self.name!r}: expected {self.expected}; got {array.dtype} of shape {_shape(array.shape)}. {advice}")

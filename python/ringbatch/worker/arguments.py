@@ -33,8 +33,9 @@ def taken_by(function: Callable[..., Any]) -> Taken:
     except (TypeError, ValueError):
         return Taken([], True, known=False)
     inside = [*function.children()] if hasattr(function, "children") else []
-    if {p.kind for p in found} == _ALL and len(inside) == 1:
-        return taken_by(inside[0])  # torch.compile, DataParallel and peft pass all on, and the module inside may drop names
+    passes_on = type(function).__module__.partition(".")[0] in ("torch", "peft")  # torch.compile, DataParallel, peft
+    if passes_on and {p.kind for p in found} == _ALL and len(inside) == 1:
+        return taken_by(inside[0])  # which may drop names
     names = [p.name for p in found if p.kind in _NAMED]
     exported = getattr(function, "_in_spec", None)  # a program keeps the places of torch.export
     others = not names and any(p.kind == p.VAR_KEYWORD for p in found)

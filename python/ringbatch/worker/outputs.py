@@ -336,6 +336,9 @@ def _corner(shape: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def _same_kind(t: Tensor, array: np.ndarray) -> np.ndarray:
+    if t.kind[:2] == "f8" and array.dtype == np.uint8:
+        raise errors.DType(f"output {t.name!r} is {t.dtype}, the function returned uint8: numbers or bits? Say y.astype({t.dtype.name!r}), "
+            f"or y.view({t.dtype.name!r}) of bits")
     if array.size and not np.can_cast(array.dtype, t.dtype, "same_kind"):
         raise errors.DType(f"output {t.name!r} is {t.dtype}, the function returned {array.dtype}")
     return converted(array, t.dtype, f"output {t.name!r}")

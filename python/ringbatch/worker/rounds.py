@@ -176,6 +176,7 @@ class Rounds:
         self._shown: dict[int, int] = {}  # of lanes whose client takes parts: how much of the growing output it may have seen
         self._fixed = {t.name: t for t in [*sig.outputs, *sig.state] if not t.variable}
         self._names = {t.name for t in [*sig.outputs, *sig.state]}
+        self._wanted = {t.name for t in [*sig.outputs, *sig.state] if t.row_bytes}  # nobody has to write nothing
         self._busy = self._busy_slots = self._slot[:0]
         self._changed = False  # lanes are busy or free that were not when _busy was counted
         self._suspects: list[list[RingBatch]] = []  # rows of a round that failed: each list begins again by itself
@@ -304,8 +305,8 @@ class Rounds:
         if (type(outputs) is not dict and not isinstance(outputs, Mapping)) or not outputs.keys() <= self._names:
             said = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else type(outputs).__name__
             raise errors.Invalid(f"step returned {said}; want a dict of {', '.join(sorted(self._names))}")
-        if ended.size and len(outputs) < len(self._names):
-            raise errors.Invalid(f"step ends a row, and returned no {', '.join(sorted(self._names - outputs.keys()))}")
+        if ended.size and len(outputs) < len(self._names) and (missing := self._wanted - outputs.keys()):
+            raise errors.Invalid(f"step ends a row, and returned no {', '.join(sorted(missing))}")
         for name, value in outputs.items():
             if name in self._growing:
                 self._append(self._growing[name], value, lanes, failed)

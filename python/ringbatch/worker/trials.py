@@ -36,13 +36,14 @@ def agree(got: Sequence[np.ndarray], want: Sequence[np.ndarray], tolerance: floa
     for y, z in zip(got, want):
         if y.shape != z.shape:
             return False
-        if y.dtype.kind != "f":
+        if y.dtype.kind != "f" and "float" not in y.dtype.name:
             if not np.array_equal(y, z):
                 return False
             continue
+        nearest = max(tolerance, HALF_TOLERANCE if y.dtype.name == "bfloat16" else 0.15 if y.dtype.itemsize == 1 else 0)
         y, z = y.astype(np.float64), z.astype(np.float64)
         most = np.abs(z[np.isfinite(z)]).max(initial=0.0)
-        if not np.allclose(y, z, rtol=tolerance, atol=tolerance * most, equal_nan=True):
+        if not np.allclose(y, z, rtol=nearest, atol=nearest * most, equal_nan=True):
             return False
     return True
 
