@@ -84,7 +84,7 @@ func (s *Stage) judgeBatch(w *WorkerSession, failed, ranWell bool) {
 
 // accuseWorker judges a batch that a worker failed and others ran. Either the worker is broken,
 // or a client changes its inputs under the workers. So the blamed clients pay, and the worker gets a
-// strike. It is suspended if its failed batches share no client, or nobody else sent anything lately.
+// strike. It is suspended if its failed batches share no client, nobody else sent anything lately, or after mostStrikes.
 // Otherwise the shared ones go into debt, so that their next batches are their own: a broken worker fails
 // the batches of the others, too.
 func (s *Stage) accuseWorker(f *failure) {

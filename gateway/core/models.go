@@ -48,7 +48,8 @@ type Model struct {
 	Sig  tensor.Signature
 	info atomic.Pointer[modelInfo]
 
-	variableInputs int // variable dimensions of all the inputs
+	variableInputs int   // variable dimensions of all the inputs
+	strange        error // for every request: the protocol lacks a type
 	counts         counters
 
 	// Requests of one row, of several rows, and of relays have separate clients: among
@@ -83,6 +84,12 @@ func (m *models) newInfo(b *admin.Model) *modelInfo {
 func NewModel(g *Gateway, b *admin.Model) *Model {
 	k := &Model{G: g, Name: b.Name, Sig: b.Signature, variableInputs: tensor.VariableDims(b.Signature.Inputs)}
 	k.info.Store(g.Models.newInfo(b))
+	for _, t := range slices.Concat(k.Sig.Inputs, k.Sig.Outputs) {
+		if oip.TypeName(t.DType) == "?" {
+			k.strange = Refuse(http.StatusNotImplemented, codes.Unimplemented,
+				"model %q has %s, and the Open Inference Protocol has no such type: call it on its host", k.Name, &t)
+		}
+	}
 	return k
 }
 
@@ -205,13 +212,8 @@ func (m *models) look(ctx context.Context, name, version string, turn bool) (*Mo
 		k, as = m.find(name, version, turn)
 	}
 	if k != nil {
-		for _, specs := range [2][]tensor.Spec{k.Sig.Inputs, k.Sig.Outputs} {
-			for i := range specs {
-				if oip.TypeName(specs[i].DType) == "?" {
-					return nil, nil, Refuse(http.StatusNotImplemented, codes.Unimplemented,
-						"model %q has %s, and the Open Inference Protocol has no such type: call it on its host", k.Name, &specs[i])
-				}
-			}
+		if k.strange != nil {
+			return nil, nil, k.strange
 		}
 		return k, as, nil
 	}

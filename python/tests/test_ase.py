@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -209,9 +210,14 @@ def test_tasks_of_an_array_share_a_potential_and_the_next_one_serves_when_the_fi
         os.mkfifo(path)
     given = {**os.environ, "SLURM_ARRAY_JOB_ID": f"test{os.getpid()}", "SERVE": f"{sys.executable} {tmp_path / 'serve.py'}"}
 
+    @contextlib.contextmanager
     def task(k):
         command = ["bash", EXAMPLES / "array.sh", sys.executable, tmp_path / "task.py", *go[2 * k : 2 * k + 2]]
-        return subprocess.Popen(command, env={**given, "SLURM_ARRAY_TASK_ID": str(k)}, stdout=subprocess.PIPE, text=True)
+        with subprocess.Popen(command, env={**given, "SLURM_ARRAY_TASK_ID": str(k)}, stdout=subprocess.PIPE, text=True) as p:
+            try:
+                yield p
+            finally:
+                p.terminate()
 
     folder = f"/tmp/ringbatch-{os.getuid()}-{given['SLURM_ARRAY_JOB_ID']}"
     water, want = molecule("H2O"), []

@@ -22,6 +22,9 @@ from .axes import UNKNOWN, Axes, Extra, Input, Output, Point, given_buckets, pow
 TOLERANCE, HALF_TOLERANCE, MORE = 1e-3, 2e-2, 0.05  # parts of the largest number; the second one for 16 bits, the third one as advice
 
 
+_ROUNDING = {"bfloat16": HALF_TOLERANCE, "float8_e4m3fn": 0.15, "float8_e5m2": 0.15}
+
+
 class Model(Protocol):
     """A model on trial."""
 
@@ -40,7 +43,7 @@ def agree(got: Sequence[np.ndarray], want: Sequence[np.ndarray], tolerance: floa
             if not np.array_equal(y, z):
                 return False
             continue
-        nearest = max(tolerance, HALF_TOLERANCE if y.dtype.name == "bfloat16" else 0.15 if y.dtype.itemsize == 1 else 0)
+        nearest = max(tolerance, _ROUNDING.get(y.dtype.name, 0))
         y, z = y.astype(np.float64), z.astype(np.float64)
         most = np.abs(z[np.isfinite(z)]).max(initial=0.0)
         if not np.allclose(y, z, rtol=nearest, atol=nearest * most, equal_nan=True):
